@@ -1,0 +1,45 @@
+# `make demo` and `make test` do all the set-up on a fresh machine; a second call does not reinstall.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+.PHONY: demo test slow lint setup bench clean
+
+demo: $(READY)
+	$(BIN)/sordino demo
+
+test: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+
+slow: $(READY)
+	$(BIN)/pip install -q -c constraints.txt -e '.[oracles]'
+	OMP_NUM_THREADS=2 $(BIN)/pytest -m slow
+
+lint: $(READY)
+	$(BIN)/ruff check src tests examples
+	$(BIN)/ruff format --check src tests examples
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+setup: $(READY)
+
+# torch goes first and alone: any looser spelling may pull gigabytes of CUDA packages onto a CPU machine.
+$(READY): pyproject.toml constraints.txt
+	@echo "setting up $(VENV) (once; a few minutes)"
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q torch==2.13.0
+	$(BIN)/pip install -q -c constraints.txt -e '.[dev,flower]'
+	@touch $(READY)
+
+bench: .venv-bench/.ready
+	.venv-bench/bin/sordino bench
+
+.venv-bench/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-bench
+	.venv-bench/bin/pip install -q torch==2.13.0
+	.venv-bench/bin/pip install -q -c constraints.txt -e '.[peers]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) .venv-bench build dist

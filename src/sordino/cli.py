@@ -1,0 +1,272 @@
+"""The command line: thin. It parses, calls ``study`` and prints; every error is one line and an exit code."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from sordino._version import __version__
+from sordino.errors import BadInput, SordinoError
+
+app = typer.Typer(
+    help="Federated learning in which every participant sets its own privacy.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+data_app = typer.Typer(help="Data sets: what is there, how to get one, a schema for your own.", no_args_is_help=True)
+ledger_app = typer.Typer(help="A client's ledger: what it has spent, whether it is sound.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+app.add_typer(ledger_app, name="ledger")
+
+out_console = Console()
+err_console = Console(stderr=True)
+_state = {"verbose": False, "quiet": False}
+
+StudyFile = Annotated[Path, typer.Argument(help="A study file (TOML).", show_default=False)]
+Settings = Annotated[list[str], typer.Option("--set", help="Put section.key=value (a TOML value) over the study.")]
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"sordino {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show it and stop.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show tracebacks.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show results only.")] = False,
+) -> None:
+    _state.update(verbose=verbose, quiet=quiet)
+
+
+@app.command()
+def demo(out: Annotated[Path, typer.Option(help="Where the runs and the report go.")] = Path("runs/demo")) -> None:
+    """Train digits over 12 clients with very different budgets, three methods side by side, and write a report."""
+    from sordino.study.demo import demonstrate
+
+    demonstrate(out, out_console, _state["quiet"])
+
+
+@app.command()
+def methods() -> None:
+    """List the methods and the parts they are made of."""
+    from sordino.methods import get, names
+
+    table = Table(header_style="bold")
+    for column in ("method", "private", "what it does"):
+        table.add_column(column)
+    for name in names():
+        method = get(name)
+        table.add_row(name, "yes" if method.private else "[red]NOT PRIVATE[/red]", method.summary)
+    out_console.print(table)
+
+
+@app.command()
+def plan(
+    study: StudyFile,
+    set_: Settings = [],  # noqa: B006
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Say what a study would do, without touching records: noise, cost and warnings per client."""
+    from sordino.study.file import read_study
+    from sordino.study.result import to_json
+    from sordino.study.run import plan as make
+
+    read = read_study(study, set_)
+    view = make(read.federation(), method=read.chosen_method(), **read.arguments())
+    if as_json:
+        typer.echo(to_json(view.to_dict(), indent=1))
+    else:
+        out_console.print(view)
+
+
+@app.command()
+def run(
+    study: StudyFile,
+    set_: Settings = [],  # noqa: B006
+    out: Annotated[Path | None, typer.Option(help="The run folder. Default: runs/NAME.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False,
+    ledger: Annotated[Path | None, typer.Option(help="A ledger that is cumulative over runs.")] = None,
+) -> None:
+    """Train a study; writes result.json, the ledger, checkpoints and a log into the run folder."""
+    from sordino.study.file import read_study
+    from sordino.study.progress import Live
+    from sordino.study.run import train
+
+    read = read_study(study, set_)
+    folder = out or Path("runs") / read.study.name
+    clients, method = read.federation(), read.chosen_method()
+    with Live(err_console, _state["quiet"]) as live:
+        done = train(
+            clients,
+            method=method,
+            out=folder,
+            ledger=ledger,
+            resume=resume,
+            device=read.study.device,
+            callbacks=[live.watch(method.name, read.study.seed, read.study.rounds)],
+            **read.arguments(),
+        )
+    _conclude(done.result, folder)
+
+
+def _conclude(result: dict[str, Any], folder: Path) -> None:
+    from sordino.study.compare import comparison_table
+
+    out_console.print(comparison_table([result]))
+    if not result["private"]:
+        out_console.print("[bold red]NOT PRIVATE[/bold red]: no noise was added and no budget protects anybody.")
+    out_console.print(f"result: {folder / 'result.json'}", highlight=False)
+
+
+@app.command()
+def compare(
+    study: StudyFile,
+    set_: Settings = [],  # noqa: B006
+    out: Annotated[Path | None, typer.Option(help="Folder of the runs. Default: runs/NAME-compare.")] = None,
+) -> None:
+    """Run several methods and seeds of one study; prints a table and writes a report. Interrupted: call it again."""
+    from sordino.study.compare import compare as run_all
+    from sordino.study.compare import comparison_table, plain_results
+    from sordino.study.file import read_study
+    from sordino.study.progress import Live
+    from sordino.study.report import write
+
+    read = read_study(study, set_)
+    folder = out or Path("runs") / f"{read.study.name}-compare"
+    with Live(err_console, _state["quiet"]) as live:
+        results = run_all(read, folder, live.watch)
+    out_console.print(comparison_table(results))
+    write(plain_results(results), folder / "report.html")
+    out_console.print(f"report: {folder / 'report.html'}", highlight=False)
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders or result.json files.", show_default=False)],
+    out: Annotated[Path, typer.Option(help="The HTML file.")] = Path("report.html"),
+) -> None:
+    """Write one self-contained HTML report of one run, or of several side by side."""
+    from sordino.study.report import write
+
+    results = []
+    for one in runs:
+        file = one / "result.json" if one.is_dir() else one
+        try:
+            results.append(json.loads(file.read_text()))
+        except FileNotFoundError:
+            raise BadInput(f"{file} does not exist: name finished run folders or result.json files") from None
+        except (json.JSONDecodeError, UnicodeDecodeError):
+            raise BadInput(f"{file} is not a result of sordino") from None
+    write(results, out)
+    out_console.print(f"report: {out}", highlight=False)
+
+
+@data_app.command("list")
+def data_list(folder: Annotated[Path | None, typer.Option(help="Where standard data sets lie.")] = None) -> None:
+    """Say which data sets are there and how to get the others."""
+    from sordino.data import available
+
+    table = Table(header_style="bold")
+    rows = available(folder)
+    for column in rows[0]:
+        table.add_column(column)
+    for row in rows:
+        table.add_row(*("yes" if v is True else "no" if v is False else str(v) for v in row.values()))
+    out_console.print(table)
+
+
+@data_app.command("get")
+def data_get(
+    name: Annotated[str, typer.Argument(help="The data set.", show_default=False)],
+    folder: Annotated[Path | None, typer.Option(help="Where to put it. Default: SORDINO_DATA, or ./data.")] = None,
+) -> None:
+    """Obtain a standard data set with this machine's own package clients, checked against its checksums."""
+    from rich.progress import Progress
+
+    from sordino.data import get
+
+    with Progress(console=err_console, disable=_state["quiet"]) as progress:
+        task = progress.add_task(f"getting {name}", total=None)
+
+        def show(done: int, total: int, what: str) -> None:
+            progress.update(task, completed=done, total=total, description=what)
+
+        where = get(name, folder, progress=show)
+    out_console.print(f"{name} is in {where}", highlight=False)
+
+
+@data_app.command("schema")
+def data_schema(folder: Annotated[Path, typer.Argument(help="A folder of client files, or one file.")]) -> None:
+    """Draft a schema from one example file, for a person to check."""
+    from sordino.data import draft_schema
+
+    typer.echo(draft_schema(folder))
+
+
+@ledger_app.command("show")
+def ledger_show(
+    path: Annotated[Path, typer.Argument(help="The ledger.", show_default=False)],
+    client: Annotated[str | None, typer.Option(help="One client only.")] = None,
+) -> None:
+    """Print each client's statement in plain words."""
+    from sordino.privacy.statement import statement, statement_text
+
+    with _ledger(path) as book:
+        for account in book.accounts():
+            if client in (None, account.client):
+                typer.echo(statement_text(statement(book, account.client)) + "\n")
+
+
+@ledger_app.command("verify")
+def ledger_verify(path: Annotated[Path, typer.Argument(help="The ledger.", show_default=False)]) -> None:
+    """Check the ledger against its own chain of hashes."""
+    with _ledger(path) as book:
+        book.verify()
+    out_console.print(f"{path} is sound", highlight=False)
+
+
+@ledger_app.command("export")
+def ledger_export(path: Annotated[Path, typer.Argument(help="The ledger.", show_default=False)]) -> None:
+    """Print everything the ledger holds as JSON."""
+    from sordino.privacy.statement import export
+
+    with _ledger(path) as book:
+        typer.echo(json.dumps(export(book), indent=1, ensure_ascii=False))
+
+
+def _ledger(path: Path) -> Any:
+    from sordino.privacy.ledger import Ledger
+
+    if not path.exists():
+        raise BadInput(f"ledger {path} does not exist")
+    return Ledger(path)
+
+
+def main() -> None:
+    """Run a command; turn errors into one line and an exit code: 1 internal, 2 bad input, 3 budget, 130 interrupted."""
+    try:
+        app()
+    except SordinoError as error:
+        if _state["verbose"]:
+            raise
+        err_console.print(f"[bold red]error[/bold red] {error}", highlight=False, soft_wrap=True)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        err_console.print("interrupted; nothing is lost: go on with --resume", highlight=False)
+        sys.exit(130)
+    except Exception as error:
+        if _state["verbose"]:
+            raise
+        err_console.print(f"[bold red]internal error[/bold red] {type(error).__name__}: {error} (-v shows where)")
+        sys.exit(1)

@@ -1,0 +1,1 @@
+"""The client room: what happens on a site. Opens privacy and models."""

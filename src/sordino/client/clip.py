@@ -1,0 +1,36 @@
+"""Clipping rules: how much each record counts, before the gate bounds it.
+
+A rule is two small pure functions. ``factors(losses, norms, public)`` gives a_j for every record of a batch;
+``bound(public)`` gives the radius C. The gate then enforces |a_j|·‖g_j‖ ≤ C, so a rule can be wrong about utility
+but not about privacy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Public = Mapping[str, Any]
+"""What the server broadcast for this turn: learning rate, clip radius, and whatever the method adds."""
+
+
+@dataclass(frozen=True)
+class Clip:
+    """A clipping rule by name."""
+
+    name: str
+    factors: Callable[[Tensor, Tensor, Public], Tensor]
+    bound: Callable[[Public], float]
+
+
+def _ones(losses: Tensor, norms: Tensor, public: Public) -> Tensor:
+    return torch.ones_like(norms)
+
+
+def flat() -> Clip:
+    """Every record counts once, up to norm C: a_j = min(1, C/‖g_j‖) (Abadi et al. 2016)."""
+    return Clip("flat", _ones, lambda public: float(public["clip"]))

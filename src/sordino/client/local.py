@@ -1,0 +1,47 @@
+"""What a client does with its released gradients: local objectives and corrections, over rows.
+
+A rule sees the rows' weights, the client's own state, released gradients and public facts, and nothing else, so
+whatever it computes is post-processing. ``update`` may write into ``params``: the turn owns that matrix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from sordino.client.clip import Public
+
+State = dict[str, Tensor]
+"""A client's own state between rounds, a row each: control variates, duals."""
+
+
+@dataclass(frozen=True)
+class Local:
+    """A local rule by name.
+
+    Attributes
+    ----------
+    update: (params[rows, d], state, gradient[rows, d], public) → (params, state), once a step.
+    finish: (params, start, state, public) → (upload, state), once a turn; ``upload`` maps names to [rows, …].
+    state: the names of the per-client vectors of length d that survive between rounds; they start at zero.
+    """
+
+    name: str
+    update: Callable[[Tensor, State, Tensor, Public], tuple[Tensor, State]]
+    finish: Callable[[Tensor, Tensor, State, Public], tuple[dict[str, Tensor], State]]
+    state: tuple[str, ...] = ()
+
+
+def _descend(params: Tensor, state: State, gradient: Tensor, public: Public) -> tuple[Tensor, State]:
+    return params.sub_(gradient, alpha=float(public["lr"])), state
+
+
+def _difference(params: Tensor, start: Tensor, state: State, public: Public) -> tuple[dict[str, Tensor], State]:
+    return {"update": params.sub_(start)}, state
+
+
+def sgd() -> Local:
+    """Plain descent: w ← w − η g; upload w − w_start."""
+    return Local("sgd", _descend, _difference)

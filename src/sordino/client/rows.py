@@ -1,0 +1,86 @@
+"""Rows: the participations of a chunk, and their batches as tensors.
+
+Three layouts with one face. *One row*: unpadded, cut into pieces that fit memory. *Shared*: many rows that still have
+the same weights (the first step of a round) as one flat ragged batch. *Stack*: many rows with weights of their own,
+padded to the longest batch with a mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sordino.privacy.generators import Turn
+
+
+@dataclass(frozen=True)
+class Records:
+    """Records as tensors, in memory or mapped from disk. ``valid`` is False on null rows, which contribute zero."""
+
+    x: Tensor
+    y: Tensor
+    valid: Tensor | None = None
+
+    def at(self, where: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The records at these positions, and which of them are valid (None: all)."""
+        valid = None if self.valid is None else self.valid.index_select(0, where)
+        return self.x.index_select(0, where), self.y.index_select(0, where), valid
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Some participations with the same number of steps.
+
+    ``batches[row][step]`` are positions in ``records``, drawn before the first step.
+    """
+
+    turns: list[Turn]
+    batches: list[list[NDArray[np.int64]]]
+    records: Records
+
+    @property
+    def steps(self) -> int:
+        """K, local steps (batches) of this turn."""
+        return len(self.batches[0])
+
+    def one(self, step: int, most: int) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+        """The only row's batch as [1, b, …] tensors, in pieces of at most ``most`` records."""
+        where = torch.from_numpy(self.batches[0][step])
+        for piece in where.split(most) if len(where) else ():
+            x, y, mask = self.records.at(piece.to(self.records.y.device))
+            yield x[None], y[None], None if mask is None else mask[None]
+
+    def shared(self, step: int) -> tuple[Tensor, Tensor, Tensor]:
+        """All rows' valid records end to end: x[n, …], y[n], and which row each record belongs to (sorted)."""
+        chosen = [row[step] for row in self.batches]
+        owner = torch.repeat_interleave(torch.arange(len(chosen)), torch.tensor([len(one) for one in chosen]))
+        where = torch.from_numpy(np.concatenate(chosen))
+        if self.records.valid is not None:
+            keep = self.records.valid.index_select(0, where.to(self.records.valid.device)).cpu()
+            where, owner = where[keep], owner[keep]
+        x, y, _ = self.records.at(where.to(self.records.y.device))
+        return x, y, owner.to(self.records.y.device)
+
+    def stack(self, step: int) -> tuple[Tensor, Tensor, Tensor]:
+        """All rows' batches as [rows, b, …], padded to the longest, with the mask of real, valid records."""
+        where, mask = padded([row[step] for row in self.batches])
+        device = self.records.y.device
+        where, mask = where.to(device), mask.to(device)
+        x, y, valid = self.records.at(where.flatten())
+        if valid is not None:
+            mask = mask & valid.view(mask.shape)
+        return x.view(*where.shape, *x.shape[1:]), y.view(where.shape), mask
+
+
+def padded(chosen: Sequence[NDArray[np.int64]]) -> tuple[Tensor, Tensor]:
+    """Ragged positions as a matrix padded with 0, and the mask of real ones."""
+    lengths = np.array([len(one) for one in chosen])
+    mask = np.arange(max(1, lengths.max()))[None, :] < lengths[:, None]
+    where = np.zeros(mask.shape, dtype=np.int64)
+    where[mask] = np.concatenate(chosen)
+    return torch.from_numpy(where), torch.from_numpy(mask)

@@ -1,0 +1,179 @@
+"""Your own data: a folder with a file per client, arrays, or torch data sets. The natural split of a consortium."""
+
+from __future__ import annotations
+
+import tomllib
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sordino.data.columns import read_table
+from sordino.data.dataset import Dataset
+from sordino.data.encode import Arrays, check_invalid, encode_arrays, encode_table
+from sordino.data.federation import Federation, client_names
+from sordino.data.schema import Schema, array_schema, parse_schema
+from sordino.errors import BadInput
+
+SUFFIXES = (".csv", ".parquet", ".npz")
+
+
+def from_folder(
+    path: str | Path,
+    schema: Mapping[str, Any] | None = None,
+    test: float = 0.2,
+    seed: int = 0,
+    invalid: str = "refuse",
+    central: float = 0.0,
+) -> Federation:
+    """The clients in a folder: one CSV, Parquet or NPZ file each, named by the file's stem, sorted.
+
+    Parameters
+    ----------
+    path
+        The folder, or a single file (one client: a site on its own).
+    schema
+        The public constants of ``sordino.data.schema``, as a table; by default the folder's ``schema.toml``.
+    test, seed, central
+        As in ``Dataset.partition``.
+    invalid
+        ``"refuse"``: a record that cannot be encoded is an error that names file, row and column. ``"null"``: it
+        becomes a null row, so that the number of records stays what was declared (rule R8).
+    """
+    return load_folder(Path(path), schema, invalid).partition("natural", seed=seed, test=test, central=central)
+
+
+def from_arrays(
+    clients: Sequence[tuple[Any, Any]],
+    names: Sequence[str] | None = None,
+    classes: int | Sequence[Any] | None = None,
+    task: str = "classification",
+    test: float = 0.2,
+    seed: int = 0,
+    invalid: str = "refuse",
+    central: float = 0.0,
+    name: str = "arrays",
+) -> Federation:
+    """One client per pair (x, y). ``classes`` declares the labels (or how many: 0, 1, …); values stay as they are."""
+    check_invalid(invalid)
+    schema = array_schema(task, classes)
+    called = list(names) if names is not None else client_names(len(clients))
+    if len(called) != len(clients):
+        raise BadInput(f"{len(called)} names for {len(clients)} clients: give one each")
+    encoded = [encode_arrays(who, x, y, schema, invalid) for who, (x, y) in zip(called, clients)]
+    dataset = _together(name, called, encoded, schema, {"clients": "arrays"})
+    return dataset.partition("natural", seed=seed, test=test, central=central)
+
+
+def from_datasets(clients: Sequence[Any], names: Sequence[str] | None = None, **options: Any) -> Federation:
+    """One client per map-style torch Dataset of pairs (tensor, label); options as in ``from_arrays``."""
+    return from_arrays([_arrays_of(one, k) for k, one in enumerate(clients)], names, **options)
+
+
+def _arrays_of(dataset: Any, position: int) -> tuple[Any, Any]:
+    """The records of a torch Dataset as two arrays."""
+    import torch
+    from torch.utils.data import IterableDataset, TensorDataset
+
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+        raise BadInput(f"data set {position} has no length: give map-style data sets, n_i must be known")
+    if isinstance(dataset, TensorDataset) and len(dataset.tensors) == 2:
+        return dataset.tensors[0].numpy(), dataset.tensors[1].numpy()
+    try:
+        pairs = [dataset[k] for k in range(len(dataset))]
+        x = torch.stack([torch.as_tensor(pair[0]) for pair in pairs])
+        y = torch.stack([torch.as_tensor(pair[1]) for pair in pairs])
+    except (TypeError, ValueError, IndexError, RuntimeError) as error:
+        raise BadInput(
+            f"data set {position} does not give pairs (tensor, label) of one shape: {error}; "
+            "images need a transform such as ToTensor"
+        ) from None
+    return x.numpy(), y.numpy()
+
+
+def load_folder(path: Path, schema: Mapping[str, Any] | None = None, invalid: str = "refuse") -> Dataset:
+    """All records of a folder with a file per client, and who owns which."""
+    check_invalid(invalid)
+    files = client_files(path)
+    raw = schema if schema is not None else _schema_beside(path)
+    parsed = parse_schema(raw)
+    encoded = [_read_client(file, parsed, invalid) for file in files]
+    name = path.resolve().name if path.is_dir() else path.stem
+    return _together(name, [file.stem for file in files], encoded, parsed, {"schema": dict(raw), "invalid": invalid})
+
+
+def client_files(path: Path) -> list[Path]:
+    """The clients' files in a folder, sorted by name; a single file is one client."""
+    if path.is_file() and path.suffix in SUFFIXES:
+        return [path]
+    if not path.is_dir():
+        raise BadInput(f"{path} is neither a folder nor a CSV, Parquet or NPZ file: check data.folder")
+    files = sorted(file for file in path.iterdir() if file.suffix in SUFFIXES and not file.name.startswith("."))
+    if not files:
+        raise BadInput(f"{path} has no CSV, Parquet or NPZ file: put one per client there")
+    stems = [file.stem for file in files]
+    for stem in stems:
+        if stems.count(stem) > 1:
+            raise BadInput(f"{path} has two files for client {stem!r}: keep one")
+    return files
+
+
+def _schema_beside(path: Path) -> Mapping[str, Any]:
+    """The folder's schema.toml; the schema may also stand in it as [data.schema]."""
+    file = (path if path.is_dir() else path.parent) / "schema.toml"
+    try:
+        content = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError:
+        raise BadInput(
+            f"{path} needs a schema: give one in the study, or draft it with `sordino data schema {path}`"
+        ) from None
+    except tomllib.TOMLDecodeError as error:
+        raise BadInput(f"{file} is no valid TOML: {error}") from None
+    inner = content.get("data", {}).get("schema", content)
+    return dict(inner)
+
+
+def _read_client(file: Path, schema: Schema, invalid: str) -> Arrays:
+    """One client's records."""
+    if file.suffix != ".npz":
+        return encode_table(read_table(file, schema.columns, schema.delimiter), schema, invalid)
+    try:
+        with np.load(file, allow_pickle=False) as content:
+            arrays = {key: content[key] for key in content.files}
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        raise BadInput(f"{file} cannot be read as npz: {error}") from None
+    if not {"x", "y"} <= set(arrays):
+        raise BadInput(f"{file} holds {', '.join(arrays) or 'nothing'}: an NPZ file needs arrays x and y")
+    return encode_arrays(file.name, arrays["x"], arrays["y"], schema, invalid)
+
+
+def _together(
+    name: str, names: Sequence[str], encoded: Sequence[Arrays], schema: Schema, source: dict[str, Any]
+) -> Dataset:
+    """One data set of all clients' records, with their owners."""
+    if not encoded:
+        raise BadInput("there are no clients: give at least one")
+    if len(set(names)) != len(names):
+        raise BadInput(f"client names repeat: {', '.join(names)}; give every client its own")
+    first = encoded[0][0].shape[1:]
+    for who, (x, _, _) in zip(names, encoded):
+        if x.shape[1:] != first:
+            raise BadInput(
+                f"client {who!r} has records of shape {x.shape[1:]}, client {names[0]!r} of {first}: make them equal"
+            )
+        if not len(x):
+            raise BadInput(f"client {who!r} has no records: give it some, or leave it out")
+    xs, ys, valids = zip(*encoded)
+    return Dataset(
+        name=name,
+        x=np.concatenate(xs),
+        y=np.concatenate(ys),
+        task=schema.task,
+        classes=None if schema.classes is None else len(schema.classes),
+        valid=np.concatenate(valids),
+        owners=np.repeat(np.arange(len(xs)), [len(x) for x in xs]),
+        names=tuple(names),
+        source=source,
+    )

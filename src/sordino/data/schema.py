@@ -1,0 +1,187 @@
+"""A schema: the public constants by which every record is turned into numbers, one at a time (rule R8).
+
+Nothing is learnt from records. A number v in a column declared [low, high] is clipped to that range and becomes
+u = (v − low)/(high − low), or with "log" u = ln(1 + v − low)/ln(1 + high − low); scale "unit" keeps u in [0, 1], scale
+"signed" gives 2u − 1 in [−1, 1]. A categorical column becomes one 0/1 column per declared value and one more, "other",
+for anything else. A class label becomes its place in the declared list; a regression target is scaled like a number.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sordino.data.columns import word
+from sordino.errors import BadInput
+
+SCALES = ("unit", "signed")
+MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "None")
+_KEYS = {
+    "target", "task", "classes", "range", "numeric", "categorical", "fill", "missing", "scale", "delimiter", "values",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A declared range and how values in it are scaled."""
+
+    low: float
+    high: float
+    log: bool = False
+
+    def scaled(self, values: npt.NDArray[np.floating], scale: str) -> npt.NDArray[np.float64]:
+        """Clip to [low, high], then u as in the module's docstring (unit), or 2u − 1 (signed)."""
+        over = np.clip(values.astype(np.float64), self.low, self.high) - self.low
+        width = self.high - self.low
+        unit = np.log1p(over) / math.log1p(width) if self.log else over / width
+        return unit if scale == "unit" else 2.0 * unit - 1.0
+
+
+@dataclass(frozen=True)
+class Schema:
+    """What the columns mean, declared in advance.
+
+    Attributes
+    ----------
+    target, task, classes, interval
+        The target column; the labels in order (classification), or the target's range (regression).
+    numeric, categorical
+        Declared ranges and declared values by column.
+    fill
+        The constant that stands in for a missing cell, by column.
+    missing
+        Words that mean "no value"; an empty cell and NaN always do.
+    values
+        For NPZ files, the range of the entries of ``x``; None leaves them as they are.
+    """
+
+    target: str
+    task: str
+    classes: tuple[str, ...] | None
+    interval: Interval | None
+    numeric: dict[str, Interval]
+    categorical: dict[str, tuple[str, ...]]
+    fill: dict[str, Any]
+    missing: tuple[str, ...]
+    scale: str
+    delimiter: str
+    values: Interval | None
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """The names of the columns of x, in order."""
+        hot = [f"{column}={value}" for column, values in self.categorical.items() for value in (*values, "other")]
+        return (*self.numeric, *hot)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of a file that are read at all."""
+        return (*self.numeric, *self.categorical, self.target)
+
+
+def parse_schema(raw: Mapping[str, Any]) -> Schema:
+    """The schema in a plain table (as in a study file), or an error that names the key and the remedy."""
+    if not isinstance(raw, Mapping):
+        raise BadInput(f"data.schema is {raw!r}: it is a table with target, task, classes, numeric, categorical")
+    for key in sorted(set(raw) - _KEYS):
+        raise BadInput(f"data.schema.{key} is unknown: the keys are {', '.join(sorted(_KEYS))}")
+    task = raw.get("task", "classification")
+    if task not in ("classification", "regression"):
+        raise BadInput(f"data.schema.task is {task!r}: use classification or regression")
+    scale = raw.get("scale", "unit")
+    if scale not in SCALES:
+        raise BadInput(f"data.schema.scale is {scale!r}: use unit (0 to 1) or signed (−1 to 1)")
+    numeric = {str(c): _interval(v, f"numeric.{c}") for c, v in _table(raw, "numeric").items()}
+    categorical = {str(c): _values(v, f"categorical.{c}") for c, v in _table(raw, "categorical").items()}
+    schema = Schema(
+        target=str(raw.get("target", "y")),
+        task=task,
+        classes=_classes(raw.get("classes")) if task == "classification" else None,
+        interval=_interval(raw.get("range"), "range") if task == "regression" else None,
+        numeric=numeric,
+        categorical=categorical,
+        fill=_table(raw, "fill"),
+        missing=tuple(dict.fromkeys(("", *map(str, raw.get("missing", MISSING))))),
+        scale=scale,
+        delimiter=str(raw.get("delimiter", ",")),
+        values=_interval(raw["values"], "values") if "values" in raw else None,
+    )
+    _check_roles(schema)
+    return schema
+
+
+def array_schema(task: str, classes: int | Sequence[Any] | None) -> Schema:
+    """The schema of arrays that are numbers already: declared labels for classification, and nothing is scaled."""
+    if task not in ("classification", "regression"):
+        raise BadInput(f"task is {task!r}: use classification or regression")
+    if task == "classification" and classes is None:
+        raise BadInput("classes is missing: declare how many classes there are, or list the labels")
+    labels = _classes(classes) if task == "classification" else None
+    return Schema("y", task, labels, None, {}, {}, {}, MISSING, "unit", ",", None)
+
+
+def _check_roles(schema: Schema) -> None:
+    """A column has one role, and a fill constant suits its column."""
+    columns = schema.columns
+    for column in columns:
+        if columns.count(column) > 1:
+            raise BadInput(f"data.schema gives column {column!r} two roles: use one of numeric, categorical, target")
+    for column, value in schema.fill.items():
+        if column in schema.numeric:
+            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+                raise BadInput(f"data.schema.fill.{column} is {value!r}: a numeric column needs a number")
+        elif column in schema.categorical:
+            if word(value) not in schema.categorical[column]:
+                raise BadInput(f"data.schema.fill.{column} is {value!r}: use one of the declared values")
+        else:
+            raise BadInput(f"data.schema.fill.{column}: there is no such numeric or categorical column")
+    if len(schema.delimiter) != 1:
+        raise BadInput(f"data.schema.delimiter is {schema.delimiter!r}: it must be one character")
+
+
+def _table(raw: Mapping[str, Any], key: str) -> dict[str, Any]:
+    value = raw.get(key, {})
+    if not isinstance(value, Mapping):
+        raise BadInput(f"data.schema.{key} is {value!r}: it is a table of columns")
+    return dict(value)
+
+
+def _interval(value: Any, key: str) -> Interval:
+    """[low, high] or [low, high, "log"]."""
+    wrong = BadInput(
+        f"data.schema.{key} is {value!r}: declare a range [low, high] with low < high, or [low, high, 'log']"
+    )
+    if not isinstance(value, Sequence) or isinstance(value, str) or len(value) not in (2, 3):
+        raise wrong
+    low, high = value[:2]
+    for bound in (low, high):
+        if isinstance(bound, bool) or not isinstance(bound, int | float) or not math.isfinite(bound):
+            raise wrong
+    if not low < high or (len(value) == 3 and value[2] != "log"):
+        raise wrong
+    return Interval(float(low), float(high), len(value) == 3)
+
+
+def _values(value: Any, key: str) -> tuple[str, ...]:
+    """A list of distinct declared values."""
+    if not isinstance(value, Sequence) or isinstance(value, str) or not value:
+        raise BadInput(f"data.schema.{key} is {value!r}: declare the list of values it can have")
+    declared = tuple(word(item) for item in value)
+    if len(set(declared)) != len(declared):
+        raise BadInput(f"data.schema.{key} declares a value twice: {value!r}")
+    return declared
+
+
+def _classes(value: Any) -> tuple[str, ...]:
+    """The declared labels; a number k stands for 0, 1, …, k − 1."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = list(range(value))
+    declared = _values(value, "classes")
+    if len(declared) < 2:
+        raise BadInput(f"data.schema.classes is {value!r}: declare at least two labels")
+    return declared

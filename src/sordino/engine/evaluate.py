@@ -1,0 +1,80 @@
+"""How good the global model is, as an observer sees it in simulation: free, and not covered by any guarantee (R12)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sordino.client.gradients import Engine
+from sordino.client.gradients.losses import Loss
+from sordino.client.rows import Records
+
+BATCH = 1024
+
+
+class Observer:
+    """Evaluates weights on every client's test records and on the central test set, in one sweep over the records.
+
+    Clients without test records are judged by their training records.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        loss: Loss,
+        records: Records,
+        held: list[NDArray[np.int64]],
+        sizes: NDArray[np.int64],
+        central: Records | None,
+        classification: bool,
+    ) -> None:
+        self.engine = engine
+        self.loss = loss
+        self.records = records
+        valid = np.ones(len(records.y), bool) if records.valid is None else records.valid.cpu().numpy()
+        self.held = [one[valid[one]] for one in held]
+        self.shares = sizes / sizes.sum()
+        self.central = central
+        self.classification = classification
+
+    def look(self, weights: Tensor) -> dict[str, Any]:
+        """Accuracy (mean, worst, per client), loss Σ p_i F_i, unfairness Ψ = Σ p_i (F_i − F)², central accuracy."""
+        where = np.concatenate(self.held)
+        losses, hits = self._sweep(weights, self.records, torch.from_numpy(where))
+        ends = np.cumsum([len(one) for one in self.held])[:-1]
+        loss = np.array([one.mean() if len(one) else np.nan for one in np.split(losses, ends)])
+        accuracy = np.array([one.mean() if len(one) else np.nan for one in np.split(hits, ends)])
+        seen = ~np.isnan(loss)
+        shares = self.shares * seen / max((self.shares * seen).sum(), 1e-300)
+        overall = float((shares[seen] * loss[seen]).sum())
+        found: dict[str, Any] = {
+            "accuracy": float(np.nanmean(accuracy)) if self.classification else None,
+            "loss": overall,
+            "psi": float((shares[seen] * (loss[seen] - overall) ** 2).sum()),
+            "worst_accuracy": float(np.nanmin(accuracy)) if self.classification else None,
+            "client_accuracy": [None if np.isnan(a) else float(a) for a in accuracy] if self.classification else None,
+            "client_loss": [None if np.isnan(v) else float(v) for v in loss],
+        }
+        if self.central is not None:
+            central_loss, central_hits = self._sweep(weights, self.central, torch.arange(len(self.central.y)))
+            found["central_accuracy"] = float(central_hits.mean()) if self.classification else None
+            found["central_loss"] = float(central_loss.mean())
+        return found
+
+    def _sweep(
+        self, weights: Tensor, records: Records, where: Tensor
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        losses, hits = [], []
+        with torch.no_grad():
+            for piece in where.split(BATCH):
+                x, y, _ = records.at(piece.to(records.y.device))
+                out = self.engine.predict(weights, x)
+                losses.append(self.loss(out, y).double().cpu())
+                hits.append((out.argmax(-1) == y).double().cpu() if self.classification else torch.zeros(len(y)))
+        if not losses:
+            return np.zeros(0), np.zeros(0)
+        return torch.cat(losses).numpy(), torch.cat(hits).double().numpy()

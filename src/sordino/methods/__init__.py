@@ -1,0 +1,19 @@
+"""The methods room: named compositions of client and server parts, and the plan that they imply."""
+
+from sordino.methods.method import Calibrate, Method
+from sordino.methods.plan import ClientPlan, Plan, make_plan
+from sordino.methods.registry import get, names, register
+from sordino.methods.training import Population, Training
+
+__all__ = [
+    "Calibrate",
+    "ClientPlan",
+    "Method",
+    "Plan",
+    "Population",
+    "Training",
+    "get",
+    "make_plan",
+    "names",
+    "register",
+]

@@ -1,0 +1,99 @@
+"""A method: a handful of parts, each a small pure function, composed by name.
+
+    select      who takes part in which round
+    local       what a client does with its released gradients
+    clip        how much each record counts
+    aggregate   how the server combines updates of different quality
+    server      what the server does with the combined update
+    calibrate   how budgets become noise
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from sordino.client.clip import Clip, flat
+from sordino.client.local import Local, sgd
+from sordino.errors import BadInput
+from sordino.methods.selection import Selection, everyone
+from sordino.server import after, rules
+from sordino.server.facts import Rule
+
+ACCOUNTANTS = {
+    "tight": "pld",
+    "rdp": "rdp",
+    "rdp-robust-hdp": "rdp-robust-hdp",
+    "closed-form-selection": "closed-form-selection",
+    "wor-paper": "wor-paper",
+}
+
+
+@dataclass(frozen=True)
+class Calibrate:
+    """How budgets become noise.
+
+    ``by`` picks the noise: ``tight`` (PLD), ``rdp``, or a published rule. Whatever picked it, the ledger charges that
+    noise with the real accountant. ``strictest``: everyone uses the noise of the strictest client's budget.
+    """
+
+    by: str = "tight"
+    strictest: bool = False
+
+    def __post_init__(self) -> None:
+        if self.by not in ACCOUNTANTS:
+            raise BadInput(f"calibrate {self.by!r} is unknown: use one of {', '.join(ACCOUNTANTS)}")
+
+    @property
+    def accountant(self) -> str:
+        """The accountant that picks the noise."""
+        return ACCOUNTANTS[self.by]
+
+
+@dataclass(frozen=True)
+class Method:
+    """A named composition of parts. ``private=False`` means no clipping, no noise, NOT PRIVATE in every output."""
+
+    name: str = "custom"
+    select: Selection = field(default_factory=everyone)
+    local: Local = field(default_factory=sgd)
+    clip: Clip = field(default_factory=flat)
+    aggregate: Rule = rules.data_weighted
+    server: after.After = after.plain
+    calibrate: Calibrate | str = field(default_factory=Calibrate)
+    private: bool = True
+    summary: str = ""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.calibrate, str):
+            object.__setattr__(self, "calibrate", Calibrate(self.calibrate))
+
+    @property
+    def calibration(self) -> Calibrate:
+        """``calibrate`` as a value."""
+        return self.calibrate if isinstance(self.calibrate, Calibrate) else Calibrate(self.calibrate)
+
+    def describe(self) -> dict[str, str]:
+        """Its parts by name, for plans and reports."""
+        return {
+            "select": self.select.name,
+            "local": self.local.name,
+            "clip": self.clip.name if self.private else "none",
+            "aggregate": part_name(self.aggregate),
+            "server": part_name(self.server),
+            "calibrate": (
+                "none"
+                if not self.private
+                else self.calibration.by + (", strictest budget" if self.calibration.strictest else "")
+            ),
+        }
+
+
+def part_name(part: Callable[..., Any]) -> str:
+    """The name of a part that is a function, with the options bound to it."""
+    if isinstance(part, partial):
+        options = ", ".join(f"{k}={v}" for k, v in part.keywords.items())
+        return f"{part_name(part.func)}({options})"
+    return str(part.__name__).replace("_", "-")

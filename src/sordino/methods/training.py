@@ -1,0 +1,132 @@
+"""What a run is told before it starts: public facts about the clients, and the settings of training."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sordino.errors import BadInput
+from sordino.privacy.types import Budget, Sampling, Scheme
+
+
+@dataclass(frozen=True)
+class Population:
+    """Who could take part: names, sizes n_i and budgets, all public by declaration (R5)."""
+
+    names: tuple[str, ...]
+    sizes: NDArray[np.int64]
+    budgets: tuple[Budget, ...]
+    batches: NDArray[np.float64] | None = None
+    """Batch sizes that came with the budgets (the published distributions have them)."""
+
+    def __post_init__(self) -> None:
+        if not self.names:
+            raise BadInput("there are no clients: a federation needs at least one")
+        if len(self.names) != len(self.sizes) or len(self.names) != len(self.budgets):
+            raise BadInput(
+                f"{len(self.names)} clients, {len(self.sizes)} sizes and {len(self.budgets)} budgets do not match"
+            )
+        for name, size in zip(self.names, self.sizes):
+            if size < 1:
+                raise BadInput(f"client {name!r} has no training records: leave it out, or use fewer clients")
+
+
+@dataclass(frozen=True)
+class Training:
+    """The settings of training; the keys of ``[training]`` in a study and keywords of ``sd.train``.
+
+    Attributes
+    ----------
+    rounds: T.
+    batch: expected batch size b, for all clients or one each; or ``rate`` = q = b/n. Default: 64, at most a tenth of n.
+    steps: K local steps a round; or ``epochs`` of n/b steps (independent draws, never a shuffle). Default: 1 step.
+    lr: η, the clients' learning rate. ``server_lr``: η_s.
+    clip: C, the largest norm a record's gradient may have.
+    sampling: ``poisson`` (zero-out), ``fixed`` (without replacement, replace-one) or ``full``.
+    select: participations a round, for rules that draw clients.
+    evaluate: evaluate every this many rounds (the last round always).
+    """
+
+    rounds: int = 40
+    batch: float | Sequence[float] | None = None
+    rate: float | Sequence[float] | None = None
+    steps: int | None = None
+    epochs: float | None = None
+    lr: float = 0.5
+    server_lr: float = 1.0
+    clip: float = 1.0
+    sampling: str = "poisson"
+    select: int | None = None
+    evaluate: int = 1
+
+    def __post_init__(self) -> None:
+        def positive(key: str, value: Any, kind: str = "number") -> None:
+            good = isinstance(value, (int, float)) and math.isfinite(value) and value > 0
+            if not good or (kind == "whole number" and value != int(value)):
+                raise BadInput(f"training.{key} is {value!r}: it must be a positive {kind}")
+
+        positive("rounds", self.rounds, "whole number")
+        positive("evaluate", self.evaluate, "whole number")
+        for key in ("lr", "server_lr", "clip"):
+            positive(key, getattr(self, key))
+        if self.steps is not None:
+            positive("steps", self.steps, "whole number")
+        if self.epochs is not None:
+            positive("epochs", self.epochs)
+        if self.select is not None:
+            positive("select", self.select, "whole number")
+        if self.batch is not None and self.rate is not None:
+            raise BadInput("training.batch and training.rate say the same thing twice: keep one of them")
+        if self.steps is not None and self.epochs is not None:
+            raise BadInput("training.steps and training.epochs say the same thing twice: keep one of them")
+        Scheme.parse(self.sampling)
+
+    def batches(self, population: Population) -> NDArray[np.float64]:
+        """b_i, expected batch sizes; checked against n_i."""
+        sizes = population.sizes.astype(np.float64)
+        if self.sampling == Scheme.FULL:
+            return sizes
+        if self.rate is not None:
+            rates = _per_client("rate", self.rate, len(sizes))
+            if np.any(~(rates > 0) | (rates > 1)):
+                raise BadInput(f"training.rate is {self.rate!r}: rates lie in (0, 1]")
+            return rates * sizes
+        if self.batch is not None:
+            batches = _per_client("batch", self.batch, len(sizes))
+        elif population.batches is not None:
+            batches = population.batches
+        else:
+            batches = np.clip(np.round(sizes / 10), 1, 64)
+        if np.any(~(batches > 0)):
+            raise BadInput(f"training.batch is {self.batch!r}: batch sizes are positive")
+        for name, size, batch in zip(population.names, sizes, batches):
+            if batch > size:
+                raise BadInput(
+                    f"training.batch {batch:g} is larger than client {name!r}'s {size:g} records: "
+                    "use a smaller batch, or training.rate"
+                )
+        return batches
+
+    def sampling_of(self, batch: float, records: int) -> Sampling:
+        """How one client draws a batch."""
+        if self.sampling == Scheme.FIXED:
+            return Sampling.fixed(max(1, round(batch)), records)
+        return Sampling.full() if self.sampling == Scheme.FULL else Sampling.poisson(batch / records)
+
+    def local_steps(self, sizes: NDArray[np.int64], batches: NDArray[np.float64]) -> NDArray[np.int64]:
+        """K_i: local steps of each client in one round."""
+        if self.epochs is not None:
+            return np.maximum(1, np.round(self.epochs * sizes / batches)).astype(np.int64)
+        return np.full(len(sizes), self.steps or 1, dtype=np.int64)
+
+
+def _per_client(key: str, value: float | Sequence[float], clients: int) -> NDArray[np.float64]:
+    array = np.asarray(value, dtype=np.float64)
+    if array.ndim and len(array) != clients:
+        raise BadInput(f"training.{key} lists {len(array)} values for {clients} clients: give one each, or a single one")
+    return np.broadcast_to(array, (clients,)).copy()

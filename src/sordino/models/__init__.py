@@ -1,0 +1,6 @@
+"""The models room: networks by name, and what makes any network fit for record-level privacy. Opens no other room."""
+
+from sordino.models.build import build, names
+from sordino.models.ready import check, private_ready, refuse_batch_statistics, refuse_tied_weights
+
+__all__ = ["build", "check", "names", "private_ready", "refuse_batch_statistics", "refuse_tied_weights"]

@@ -1,0 +1,141 @@
+"""The accountants by name: ε of compositions, the noise a target needs, and the words for privacy statements."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from sordino.errors import BadInput
+from sordino.privacy.accounting import cumulant, gaussian, pld, published, rdp
+from sordino.privacy.accounting.parts import Composition, Floats, Kind, scaled, table
+from sordino.privacy.accounting.search import SAFETY, smallest_scale
+from sordino.privacy.types import Scheme
+
+Epsilons = Callable[[Sequence[Composition], Floats], Floats]
+Scales = Callable[[Sequence[Composition], Floats, Floats], Floats]
+
+_PLD_TOLERANCE = 5e-4
+_RDP_TOLERANCE = 1e-4
+_EXACT_TOLERANCE = 1e-5
+
+
+class Accountant(NamedTuple):
+    """(compositions, δ) → ε; (compositions, ε, δ) → scale of the noises; what to call it in a statement."""
+
+    epsilons: Epsilons
+    scales: Scales
+    words: str
+
+
+def _pick(values: Sequence[Composition], at: np.ndarray) -> list[Composition]:
+    return [values[i] for i in at]
+
+
+def _routes(compositions: Sequence[Composition]) -> np.ndarray:
+    """0: full-batch Gaussians alone (exact), 1: privacy loss distributions, 2: a part without replacement (Rényi)."""
+    kinds = [{part.kind for part in composition} for composition in compositions]
+    return np.array([2 if Kind.FIXED in own else 0 if own == {Kind.GAUSSIAN} else 1 for own in kinds])
+
+
+def _tight_epsilons(compositions: Sequence[Composition], deltas: Floats) -> Floats:
+    route = _routes(compositions)
+    out = np.empty(len(compositions))
+    exact, sampled, fixed = (np.flatnonzero(route == k) for k in range(3))
+    if exact.size:
+        mu = np.array([1 / compositions[i][0].noise for i in exact])
+        out[exact] = gaussian.epsilon_of(mu, deltas[exact])
+    if sampled.size:
+        out[sampled] = pld.epsilons(_pick(compositions, sampled), deltas[sampled])
+    if fixed.size:
+        out[fixed] = rdp.epsilons(_pick(compositions, fixed), deltas[fixed])
+    return out
+
+
+def _search(
+    epsilons: Epsilons, compositions: Sequence[Composition], target: Floats, deltas: Floats, tolerance: float
+) -> Floats:
+    """The smallest scales by evaluating ``epsilons``, from the better of two limits."""
+    start = np.exp(cumulant.limit_scale(table(compositions), target, deltas))
+
+    def cost(at: np.ndarray, scales: Floats) -> Floats:
+        return epsilons([scaled(compositions[i], float(s)) for i, s in zip(at, scales)], deltas[at])
+
+    return smallest_scale(cost, target, start, np.full(target.shape, -1.2), tolerance)
+
+
+def _rdp_scales(compositions: Sequence[Composition], target: Floats, deltas: Floats) -> Floats:
+    return _search(rdp.epsilons, compositions, target, deltas, _RDP_TOLERANCE)
+
+
+def _tight_scales(compositions: Sequence[Composition], target: Floats, deltas: Floats) -> Floats:
+    route = _routes(compositions)
+    out = np.empty(len(compositions))
+    exact, sampled, fixed = (np.flatnonzero(route == k) for k in range(3))
+    if exact.size:
+        noise = np.array([compositions[i][0].noise for i in exact])
+        out[exact] = 1 / (noise * gaussian.mu_of(target[exact] * (1 - SAFETY), deltas[exact]))
+    if fixed.size:
+        out[fixed] = _rdp_scales(_pick(compositions, fixed), target[fixed], deltas[fixed])
+    if sampled.size:
+        own, goal, delta = _pick(compositions, sampled), target[sampled], deltas[sampled]
+        start, slope = cumulant.saddle_scale(table(own), goal * (1 - 4 * pld.TIGHTNESS), delta)
+
+        def cost(at: np.ndarray, scales: Floats) -> Floats:
+            return pld.epsilons([scaled(own[i], float(s)) for i, s in zip(at, scales)], delta[at])
+
+        out[sampled] = smallest_scale(cost, goal, start, slope, _PLD_TOLERANCE)
+    return out
+
+
+def _robust_hdp_scales(compositions: Sequence[Composition], target: Floats, deltas: Floats) -> Floats:
+    floor = published.robust_hdp_floor(deltas)
+    if np.any(target <= floor * (1 + 1e-6)):
+        worst = int(np.argmin(target / floor))
+        raise BadInput(
+            f"'rdp-robust-hdp' certifies no ε at or below {floor[worst]:.4g} for δ = {deltas[worst]:g} (its largest "
+            f"order is {published.ROBUST_HDP_ORDERS[-1]:g}); {target[worst]:.4g} was asked for: use accountant='pld'"
+        )
+    return _search(published.robust_hdp_epsilons, compositions, target, deltas, _RDP_TOLERANCE)
+
+
+_BY_NAME: dict[str, Accountant] = {
+    "pld": Accountant(_tight_epsilons, _tight_scales, "privacy loss distributions (tight, rounded up)"),
+    "rdp": Accountant(rdp.epsilons, _rdp_scales, "Rényi differential privacy"),
+    "rdp-robust-hdp": Accountant(
+        published.robust_hdp_epsilons,
+        _robust_hdp_scales,
+        "Rényi differential privacy as published with Robust-HDP (classical conversion, orders up to 64)",
+    ),
+    "closed-form-selection": Accountant(
+        published.closed_form_epsilons,
+        published.closed_form_scales,
+        "closed form published with privacy-aware client selection: picks noise, NOT a valid guarantee",
+    ),
+    "wor-paper": Accountant(
+        published.wor_epsilons,
+        published.wor_scales,
+        "sampling without replacement as published with AdaptDP-FedAvg (general bound at one Rényi order)",
+    ),
+}
+ACCOUNTANTS: tuple[str, ...] = tuple(_BY_NAME)
+_FIXED_WORDS = "Rényi bound for fixed-size batches without replacement (tightened Wang–Balle–Kasiviswanathan)"
+
+
+def accountant(name: str) -> Accountant:
+    """The accountant of that name, or an error that lists the names."""
+    if name not in _BY_NAME:
+        raise BadInput(f"accountant {name!r} is unknown: use one of {', '.join(ACCOUNTANTS)}")
+    return _BY_NAME[name]
+
+
+def label(accountant_name: str, sampling: str | Scheme = Scheme.POISSON) -> str:
+    """The accountant in plain words, for privacy statements. PLD has no fixed-size sampling: the words say so."""
+    words = accountant(accountant_name).words
+    scheme = Scheme.parse(sampling)
+    if scheme is Scheme.FIXED and accountant_name in ("pld", "rdp"):
+        return _FIXED_WORDS
+    if scheme is Scheme.FULL and accountant_name == "pld":
+        return "Gaussian mechanism (exact)"
+    return words

@@ -1,0 +1,184 @@
+"""The cumulant function of the privacy loss, Λ(t) = ln E_Q[e^(tL)], and the saddle-point estimate of ε.
+
+Λ of a composition is the sum over its releases. The hockey-stick divergence is the contour integral
+δ(ε) = (1/2πi) ∫ e^(K(s) − sε)/(s(s+1)) ds with K(s) = ln E_P[e^(sL)] = Λ(s+1); at its saddle point θ
+    ε = K'(θ) − 1/θ − 1/(1+θ),   ln δ ≈ K(θ) − θε − ln θ(1+θ) − ½ ln(2π(K''(θ) + θ^-2 + (1+θ)^-2))
+(Alghamdi et al. 2023). It is good to about a percent of δ, so to a tenth of a percent of ε: a starting point, vectorised
+over clients, never a guarantee. The tilt θ also tells ``pld`` where to look.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sordino.privacy.accounting import gaussian
+from sordino.privacy.accounting.parts import Floats, Kind, Table
+
+_NODES = 128
+_SCOUTS = 20
+_NATS = 34.0
+
+
+class Saddle(NamedTuple):
+    """Per client: the tilt θ, the estimated ε, and K, K', K'' there."""
+
+    tilt: Floats
+    epsilon: Floats
+    mean: Floats
+    variance: Floats
+
+
+def _log_weights(x: Floats, rate: Floats, sigma: Floats, order: Floats, exchange: bool) -> tuple[Floats, Floats]:
+    """(ln q(x)·e^(tL(x)), L(x)) at outputs x, up to a constant."""
+    variance = sigma**2
+    with np.errstate(divide="ignore"):
+        stay, move = np.log1p(-rate), np.log(rate)
+    with_record = np.logaddexp(stay, move + (x - 0.5) / variance)
+    without = np.logaddexp(stay, move - (x + 0.5) / variance) if exchange else np.zeros_like(x)
+    loss = with_record - without
+    return order * loss + without - x**2 / (2 * variance), loss
+
+
+def _outputs(rate: Floats, sigma: Floats, order: Floats, exchange: bool) -> Floats:
+    """Outputs [rows, nodes] that cover where the tilted density lives, found by scouts around its possible modes."""
+    reach = 8.5 * sigma
+    around = np.linspace(-1.0, 1.0, _SCOUTS)
+    between = np.linspace(0.0, 1.0, _SCOUTS)
+    scouts = np.concatenate(
+        [reach * around, order * between, order + reach * around, (order - 1.0) * between - reach * (1 - between)],
+        axis=1,
+    )
+    scouts.sort(axis=1)
+    height, _ = _log_weights(scouts, rate, sigma, order, exchange)
+    alive = height > height.max(axis=1, keepdims=True) - _NATS
+    last = scouts.shape[1] - 1
+    first = np.maximum(alive.argmax(axis=1) - 1, 0)
+    final = np.minimum(last - alive[:, ::-1].argmax(axis=1) + 1, last)
+    rows = np.arange(len(scouts))
+    low, high = scouts[rows, first][:, None], scouts[rows, final][:, None]
+    return np.asarray(low + (high - low) * np.linspace(0.0, 1.0, _NODES))
+
+
+def _sampled(rate: Floats, sigma: Floats, order: Floats, exchange: bool) -> tuple[Floats, Floats, Floats]:
+    """Λ, Λ', Λ'' of one sampled release at ``order``, by the trapezoid rule (rows of equal length)."""
+    q, s, t = rate[:, None], sigma[:, None], order[:, None]
+    x = _outputs(q, s, t, exchange)
+    height, loss = _log_weights(x, q, s, t, exchange)
+    peak = height.max(axis=1, keepdims=True)
+    weight = np.exp(height - peak)
+    total = weight.sum(axis=1)
+    step = x[:, 1] - x[:, 0]
+    value = np.log(total * step) + peak[:, 0] - 0.5 * np.log(2 * np.pi * sigma**2)
+    mean = (weight * loss).sum(axis=1) / total
+    variance = (weight * (loss - mean[:, None]) ** 2).sum(axis=1) / total
+    return value, mean, variance
+
+
+def cumulants(parts: Table, noise: Floats, order: Floats) -> tuple[Floats, Floats, Floats]:
+    """Λ, Λ', Λ'' of every client's composition at the client's ``order``, with ``noise`` per part."""
+    t = order[parts.owner]
+    out = np.zeros((3, parts.owner.size))
+    for kind in (Kind.GAUSSIAN, Kind.POISSON, Kind.EXCHANGE):
+        at = parts.kind == kind.value
+        if not at.any():
+            continue
+        if kind is Kind.GAUSSIAN:
+            precision = noise[at] ** -2.0
+            out[:, at] = t[at] * (t[at] - 1) / 2 * precision, (t[at] - 0.5) * precision, precision
+        else:
+            exchange = kind is Kind.EXCHANGE
+            sigma = 2 * noise[at] if exchange else noise[at]
+            out[:, at] = _sampled(parts.rate[at], sigma, t[at], exchange)
+    value, mean, variance = (parts.total(parts.count * row) for row in out)
+    return value, mean, variance
+
+
+def gaussian_limit(parts: Table, noise: Floats) -> Floats:
+    """μ of the central limit of each composition: √(Σ count·q²(e^(1/z²) − 1)), capped where it stops meaning much."""
+    variance = np.where(parts.kind == Kind.EXCHANGE.value, 4 * noise**2, noise**2)
+    one = parts.rate**2 * np.expm1(np.minimum(1 / variance, 8.0))
+    one = np.where(parts.kind == Kind.EXCHANGE.value, 4 * one, one)
+    one = np.where(parts.kind == Kind.GAUSSIAN.value, noise**-2.0, one)
+    return np.sqrt(parts.total(parts.count * one))
+
+
+def saddle_point(
+    parts: Table, noise: Floats, delta: Floats, start: Floats | None = None, rounds: int = 40
+) -> Saddle:
+    """Solve ln δ(θ) = ln delta for θ: safeguarded Newton, d ln δ/dθ ≈ −θ·(K'' + θ^-2 + (1+θ)^-2)."""
+    if start is None:
+        mu = np.maximum(gaussian_limit(parts, noise), 1e-9)
+        start = np.clip(np.sqrt(2 * np.log(1 / delta)) / mu, 1e-3, 1e7)
+    tilt, low, high = start.copy(), np.zeros_like(start), np.full_like(start, np.inf)
+    for _ in range(rounds):
+        value, mean, variance = cumulants(parts, noise, tilt + 1.0)
+        curve = variance + tilt**-2.0 + (1 + tilt) ** -2.0
+        epsilon = mean - 1 / tilt - 1 / (1 + tilt)
+        log_delta = value - tilt * epsilon - np.log(tilt * (1 + tilt)) - 0.5 * np.log(2 * np.pi * curve)
+        off = log_delta - np.log(delta)
+        settled = np.abs(off) < 1e-3
+        if settled.all():
+            break
+        low = np.where(off > 0, tilt, low)
+        high = np.where(off < 0, tilt, high)
+        proposal = tilt * np.exp(np.clip(off / (tilt**2 * curve), -1.5, 1.5))
+        inside = (proposal > low) & (proposal < high)
+        middle = np.where(np.isinf(high), 2 * tilt, np.sqrt(np.maximum(low, high * 1e-3) * high))
+        tilt = np.where(settled, tilt, np.where(inside, proposal, middle))
+    return Saddle(tilt, epsilon + off / tilt, mean, variance)
+
+
+def limit_scale(parts: Table, epsilon: Floats, delta: Floats) -> Floats:
+    """ln of a factor on every noise that roughly meets ε: the larger of the central limit's and the rare limit's.
+
+    The rare limit, count·δ₁(ε) = δ with δ₁ of one release, asks for slightly too little noise.
+    """
+    mu = gaussian.mu_of(epsilon, delta)
+    rare = _bisected(lambda scale: _rare_log_delta(parts, scale, epsilon) > np.log(delta), epsilon.shape)
+    limit = _bisected(lambda scale: gaussian_limit(parts, parts.noise * scale[parts.owner]) > mu, epsilon.shape)
+    return np.maximum(rare, limit)
+
+
+def saddle_scale(parts: Table, epsilon: Floats, delta: Floats) -> tuple[Floats, Floats]:
+    """(scale, slope): the factor on every noise with which the estimate meets ε, and d ln ε/d ln scale there."""
+    log_scale = limit_scale(parts, epsilon, delta)
+    floor, ceiling = log_scale - 1.0, log_scale + 1.0
+    tilt: Floats | None = None
+    slope = np.full_like(epsilon, -1.2)
+    before: tuple[Floats, Floats] | None = None
+    for _ in range(8):
+        point = saddle_point(parts, parts.noise * np.exp(log_scale)[parts.owner], delta, tilt, rounds=10)
+        tilt = point.tilt
+        off = np.log(np.maximum(point.epsilon, 1e-3 * epsilon)) - np.log(epsilon)
+        if before is not None:
+            moved = log_scale - before[0]
+            secant = (off - before[1]) / np.where(np.abs(moved) > 1e-7, moved, 1.0)
+            slope = np.where(np.abs(moved) > 1e-7, np.clip(secant, -8.0, -0.3), slope)
+        if np.all(np.abs(off) < 1e-4):
+            break
+        before = (log_scale, off)
+        log_scale = np.clip(log_scale - np.clip(off / slope, -0.5, 0.5), floor, ceiling)
+    return np.exp(log_scale), slope
+
+
+def _rare_log_delta(parts: Table, scale: Floats, epsilon: Floats) -> Floats:
+    """ln Σ count·δ₁(ε) with δ₁ the divergence of one release: right where a record is hardly ever sampled."""
+    sigma = parts.noise * scale[parts.owner]
+    sigma = np.where(parts.kind == Kind.EXCHANGE.value, 2 * sigma, sigma)
+    raised = np.log1p(np.expm1(np.minimum(epsilon, 600.0)[parts.owner]) / parts.rate)
+    one = parts.rate * np.exp(gaussian.log_delta(raised, 1 / sigma))
+    return np.log(np.maximum(parts.total(parts.count * one), 1e-300))
+
+
+def _bisected(too_little: Callable[[Floats], NDArray[np.bool_]], shape: tuple[int, ...]) -> Floats:
+    """ln of the smallest scale in e^[−12, 20] that is not too little."""
+    low, high = np.full(shape, -12.0), np.full(shape, 20.0)
+    for _ in range(36):
+        middle = (low + high) / 2
+        little = too_little(np.exp(middle))
+        low, high = np.where(little, middle, low), np.where(little, high, middle)
+    return high

@@ -1,0 +1,144 @@
+"""Noise as three papers compute it, for reproductions. None of these is what a ledger charges.
+
+``rdp-robust-hdp``: Rényi accounting as in Robust-HDP's code, with its orders and the looser classical conversion
+ε = R(α) + ln(1/δ)/(α−1). Valid, not tight; it has a floor ln(1/δ)/(α_max−1) below which it certifies nothing.
+
+``closed-form-selection``: σ² = V·T·C² on the averaged gradient with V = 8 ln(e + rℓ/δ)/(n²r²ℓ²), ℓ = ln(1+(e^ε−1)/r), so
+z = √(8T ln(e + rℓ/δ))/ℓ. NOT VALID as an accountant (it amplifies once, after composing): it only picks noise.
+
+``wor-paper``: Wang–Balle–Kasiviswanathan amplification by sampling without replacement in its general form, at the
+single order α* = 1 + ⌈2 ln(1/δ)/ε⌉, a quarter of ε for each of at most two kinds of release (AdaptDP-FedAvg's
+Theorem 1; ``share=1/2`` is its DP-FedAvg counterpart, Theorem 4). Valid, but often certifies no noise at all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from scipy.special import gammaln, logsumexp
+
+from sordino.errors import BadInput
+from sordino.privacy.accounting import rdp
+from sordino.privacy.accounting.parts import Composition, Floats, Kind, Part, scaled, table
+
+ROBUST_HDP_ORDERS: tuple[float, ...] = (*(1 + k / 10 for k in range(1, 100)), *(float(k) for k in range(12, 65)))
+PHASE_SHARE = 0.25
+
+
+def robust_hdp_epsilons(compositions: Sequence[Composition], deltas: Floats) -> Floats:
+    """ε = min over α of R(α) + ln(1/δ)/(α−1)."""
+    curve = rdp.curve(table(compositions), ROBUST_HDP_ORDERS)
+    return np.asarray((curve - np.log(deltas)[:, None] / (np.asarray(ROBUST_HDP_ORDERS) - 1)).min(axis=1))
+
+
+def robust_hdp_floor(deltas: Floats) -> Floats:
+    """The ε that this accountant can never go below, whatever the noise."""
+    return np.asarray(-np.log(deltas) / (ROBUST_HDP_ORDERS[-1] - 1))
+
+
+def closed_form_noise(epsilon: Floats, delta: Floats, rate: Floats, steps: Floats) -> Floats:
+    """z = √(8T ln(e + rℓ/δ))/ℓ with ℓ = ln(1 + (e^ε − 1)/r)."""
+    log_odds = np.where(
+        epsilon < 500.0, np.log1p(np.expm1(np.minimum(epsilon, 500.0)) / rate), epsilon - np.log(rate)
+    )
+    return np.asarray(np.sqrt(8 * steps * np.log(math.e + rate * log_odds / delta)) / log_odds)
+
+
+def _only_part(composition: Composition) -> Part:
+    if len(composition) != 1:
+        raise BadInput("accountant 'closed-form-selection' knows one kind of release: use 'pld' for several")
+    return composition[0]
+
+
+def closed_form_epsilons(compositions: Sequence[Composition], deltas: Floats) -> Floats:
+    """The ε at which the closed form asks for exactly this noise."""
+    parts = [_only_part(composition) for composition in compositions]
+    noise, rate, count = (np.array([getattr(part, name) for part in parts]) for name in ("noise", "rate", "count"))
+    low, high = np.full(noise.shape, -40.0), np.full(noise.shape, 40.0)
+    for _ in range(100):
+        middle = (low + high) / 2
+        enough = closed_form_noise(np.exp(middle), deltas, rate, count.astype(float)) <= noise
+        low, high = np.where(enough, low, middle), np.where(enough, middle, high)
+    return np.exp(high)
+
+
+def closed_form_scales(compositions: Sequence[Composition], epsilon: Floats, deltas: Floats) -> Floats:
+    """The closed form's noise over the template's."""
+    parts = [_only_part(composition) for composition in compositions]
+    noise, rate, count = (np.array([getattr(part, name) for part in parts]) for name in ("noise", "rate", "count"))
+    return np.asarray(closed_form_noise(epsilon, deltas, rate, count.astype(float)) / noise)
+
+
+def _order(epsilon: float, delta: float) -> int:
+    return 1 + math.ceil(2 * math.log(1 / delta) / epsilon)
+
+
+def _wor_rdp(part: Part, order: int) -> float:
+    """S(ε(·), γ)(α) with ε(j) = j/(2z²) and ε(∞) = ∞; z = ∞ is allowed and shows what no noise can remove."""
+    precision = part.noise**-2.0
+    if part.kind is Kind.GAUSSIAN:
+        return order * precision / 2
+    j = np.arange(2, order + 1)
+    log_binomial = gammaln(order + 1) - gammaln(j + 1) - gammaln(order - j + 1)
+    terms = math.log(2.0) + j * (j - 1) * precision / 2
+    if precision < math.log(2.0):
+        terms[0] = math.log(4 * math.expm1(precision)) if precision > 0 else -math.inf
+    total = np.logaddexp(0.0, logsumexp(terms + log_binomial + j * math.log(part.rate)))
+    return part.count * float(total) / (order - 1)
+
+
+def _check_wor(composition: Composition) -> None:
+    if len(composition) > 2 or any(part.kind not in (Kind.FIXED, Kind.GAUSSIAN) for part in composition):
+        raise BadInput(
+            "accountant 'wor-paper' covers at most two kinds of release, by fixed-size batches without replacement "
+            "or full batches: use sampling='fixed' with adjacency='replace-one', or accountant='pld'"
+        )
+
+
+def _wor_enough(composition: Composition, epsilon: float, delta: float, share: float) -> bool:
+    order = _order(epsilon, delta)
+    return all(_wor_rdp(part, order) <= share * epsilon for part in composition)
+
+
+def wor_epsilons(compositions: Sequence[Composition], deltas: Floats, share: float = PHASE_SHARE) -> Floats:
+    """The smallest ε for which the paper's rule accepts this noise."""
+    out = np.empty(len(compositions))
+    for i, (composition, delta) in enumerate(zip(compositions, deltas)):
+        _check_wor(composition)
+        low, high = math.log(1e-3), math.log(1e12)
+        for _ in range(80):
+            middle = (low + high) / 2
+            if _wor_enough(composition, math.exp(middle), float(delta), share):
+                high = middle
+            else:
+                low = middle
+        out[i] = math.exp(high)
+    return out
+
+
+def wor_scales(
+    compositions: Sequence[Composition], epsilon: Floats, deltas: Floats, share: float = PHASE_SHARE
+) -> Floats:
+    """The smallest scale the paper's rule accepts; an error where it accepts none."""
+    out = np.empty(len(compositions))
+    for i, (composition, target, delta) in enumerate(zip(compositions, epsilon, deltas)):
+        _check_wor(composition)
+        order = _order(float(target), float(delta))
+        left = sum(_wor_rdp(part._replace(noise=math.inf), order) for part in composition)
+        if not _wor_enough(scaled(composition, math.inf), float(target), float(delta), share):
+            raise BadInput(
+                f"'wor-paper' certifies no noise at all here: at its order α* = {order} the terms j ≥ 3 alone cost "
+                f"{left:.3g}, and the release may cost {share:g}·ε = {share * target:.3g}, however large the noise. "
+                "Raise epsilon, lower the rate or the steps, or use accountant='pld' (the tightened bound)"
+            )
+        low, high = -25.0, 25.0
+        for _ in range(80):
+            middle = (low + high) / 2
+            if _wor_enough(scaled(composition, math.exp(middle)), float(target), float(delta), share):
+                high = middle
+            else:
+                low = middle
+        out[i] = math.exp(high)
+    return out

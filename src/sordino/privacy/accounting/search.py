@@ -1,0 +1,74 @@
+"""The smallest factor on a composition's noises that keeps ε within a target: many clients, few evaluations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from sordino.errors import BadInput
+from sordino.privacy.accounting.parts import Floats
+
+Cost = Callable[[Floats, Floats], Floats]
+
+# Costs are compared with a hair less than the target, so that float noise in a later recomputation cannot overdraw.
+SAFETY = 1e-6
+_ROUNDS = 60
+_WIDEST = 30.0
+
+
+def smallest_scale(cost: Cost, target: Floats, start: Floats, slope: Floats, tolerance: float) -> Floats:
+    """For each client the smallest scale s with cost(s) ≤ target, to ``tolerance`` of the target.
+
+    Parameters
+    ----------
+    cost
+        (indices of clients, their scales) → ε. Falls as the scale grows.
+    start, slope
+        Where to look first, and d ln ε/d ln s there; a bad guess costs evaluations, not correctness.
+    tolerance
+        Stop when (1 − tolerance)·target ≤ ε ≤ target.
+
+    Guarantees
+    ----------
+    Every returned scale was evaluated and costs at most (1 − 1e-6)·target.
+    """
+    goal = target * (1 - SAFETY)
+    slope = slope.copy()
+    aim = np.log(target) + np.log1p(-0.4 * tolerance)
+    x = np.log(start)
+    low, high = np.full(x.shape, -np.inf), np.full(x.shape, np.inf)
+    before_x, before_off = np.full(x.shape, np.nan), np.full(x.shape, np.nan)
+    active = np.arange(x.size)
+    for _ in range(_ROUNDS):
+        at = x[active]
+        spent = cost(active, np.exp(at))
+        off = np.log(np.maximum(spent, 1e-3 * target[active])) - aim[active]
+        fits = spent <= goal[active]
+        high[active] = np.where(fits, at, high[active])
+        low[active] = np.where(fits, low[active], at)
+        moved = at - before_x[active]
+        secant = (off - before_off[active]) / np.where(np.abs(moved) > 1e-9, moved, np.nan)
+        slope[active] = np.where(np.isfinite(secant), np.clip(secant, -12.0, -0.2), slope[active])
+        before_x[active], before_off[active] = at, off
+        done = fits & (spent >= (1 - tolerance) * target[active])
+        done |= (high[active] - low[active] < 0.02 * tolerance) | (fits & (at < -_WIDEST))
+        step = np.clip(-off / slope[active], -0.7, 0.7)
+        x[active] = _inside(at + step, low[active], high[active])
+        active = active[~done]
+        if not active.size:
+            return np.exp(high)
+        if np.any(x[active] > _WIDEST):
+            break
+    raise BadInput("no amount of noise meets this ε with this accountant: raise epsilon or use accountant='pld'")
+
+
+def _inside(x: Floats, low: Floats, high: Floats) -> Floats:
+    """``x`` where it falls well inside the bracket, else the middle; on an open side, a step that still moves."""
+    closed = np.isfinite(low) & np.isfinite(high)
+    room = np.where(closed, 0.02 * (np.where(closed, high, 1.0) - np.where(closed, low, 0.0)), 1e-5)
+    good = (x > low + room) & (x < high - room)
+    middle = np.where(closed, (np.where(closed, low, 0.0) + np.where(closed, high, 0.0)) / 2, x)
+    middle = np.where(np.isfinite(low) & ~closed, low + 1e-4, middle)
+    middle = np.where(np.isfinite(high) & ~closed, high - 1e-4, middle)
+    return np.where(good, x, middle)

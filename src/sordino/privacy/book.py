@@ -1,0 +1,268 @@
+"""What a ledger's entries add up to: accounts, plans, counts. A fold over entries in memory; it reads no file.
+
+An account's *commitments* are what must fit its budget: for every open plan its caps, used or not, and for every
+closed plan what was really used.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from sordino.errors import BadInput, LedgerDamaged
+from sordino.privacy.chain import RESTORE, Entry
+from sordino.privacy.types import Adjacency, Budget, Event, Sampling, Scheme
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a client means to release in a run: ``turns`` times everything in ``turn`` (counts are per turn).
+
+    A schedule without equal turns is one turn that holds the totals.
+    """
+
+    client: str
+    run: str
+    turn: tuple[Event, ...]
+    turns: int
+
+
+@dataclass(frozen=True)
+class Charge:
+    """A request to release ``what`` ``count`` times. ``key`` names the draw, ``request`` is the request's hash."""
+
+    client: str
+    run: str
+    key: str
+    what: str
+    count: int
+    request: str
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """A charge as recorded: ``used`` of ``cap`` (None: no cap) in its run, counting this one.
+
+    ``replayed``: a simulation repeated a draw that was paid for, so nothing was charged now.
+    """
+
+    client: str
+    run: str
+    key: str
+    what: str
+    count: int
+    entry: int
+    attempt: int
+    used: int
+    cap: int | None
+    replayed: bool
+
+
+@dataclass(frozen=True)
+class TopUp:
+    """A raise of a budget that an officer approved."""
+
+    entry: int
+    time: str
+    epsilon: float
+    reason: str
+    officer: str
+
+
+@dataclass(frozen=True)
+class Account:
+    """A client's account. ``budget`` includes the top-ups; ``opened`` is the budget it was opened with."""
+
+    client: str
+    budget: Budget
+    opened: Budget
+    accountant: str
+    simulated: bool
+    since: str
+    top_ups: tuple[TopUp, ...] = ()
+    not_private: tuple[str, ...] = ()
+
+
+@dataclass
+class Standing:
+    """A declared plan: how many turns could be paid, the caps by count (None: no limit), and the use so far."""
+
+    plan: Plan
+    payable: int
+    caps: dict[str, int] | None
+    entry: int
+    open: bool = True
+    used: dict[str, int] = field(default_factory=dict)
+
+    def cap(self, what: str) -> int | None:
+        """How often ``what`` may be released in this run altogether."""
+        return None if self.caps is None else self.caps[what]
+
+    def events(self, counts: dict[str, int]) -> list[Event]:
+        """The plan's events with these counts; events that did not happen are left out."""
+        return [e.times(counts[e.what]) for e in self.plan.turn if counts.get(e.what, 0) > 0]
+
+
+@dataclass
+class Book:
+    """The sum of all entries so far. ``terms`` is the last entry that was not a charge or a stored copy."""
+
+    identity: str = ""
+    terms: int = 0
+    accounts: dict[str, Account] = field(default_factory=dict)
+    standings: dict[str, dict[str, Standing]] = field(default_factory=dict)
+
+    def standing(self, client: str, run: str) -> Standing | None:
+        """The plan that the client declared for the run, if any."""
+        return self.standings.get(client, {}).get(run)
+
+    def spent(self, client: str, run: str | None = None) -> list[Event]:
+        """What was charged, one event for each run and kind of release."""
+        return [e for s in self._of(client, run) for e in s.events(s.used)]
+
+    def commitments(self, client: str, but: str) -> list[Event]:
+        """What must fit the budget besides run ``but``: caps of open plans, use of closed ones."""
+        others = (s for run, s in self.standings.get(client, {}).items() if run != but)
+        return [e for s in others for e in s.events(s.caps if s.open and s.caps is not None else s.used)]
+
+    def _of(self, client: str, run: str | None) -> Iterator[Standing]:
+        own = self.standings.get(client, {})
+        return (s for name, s in own.items() if run is None or name == run)
+
+
+def check_names(**names: str) -> None:
+    """Refuse empty names; each argument's name is what the error calls it."""
+    for role, name in names.items():
+        if not isinstance(name, str) or not name.strip():
+            raise BadInput(f"{role} {name!r} must be a text that is not empty")
+
+
+def account_of(book: Book, client: str) -> Account:
+    """The client's account, or an error that says how to get one."""
+    try:
+        return book.accounts[client]
+    except KeyError:
+        raise BadInput(f"client {client!r} has no account in this ledger: open_account first") from None
+
+
+def standing_of(book: Book, client: str, run: str) -> Standing:
+    """The client's plan for a run, or an error that says how to get one."""
+    account_of(book, client)
+    standing = book.standing(client, run)
+    if standing is None:
+        raise BadInput(f"client {client!r} declared no plan for run {run!r}: declare it first")
+    return standing
+
+
+def number(value: float) -> float | None:
+    """A figure for JSON, where infinity is null."""
+    return None if math.isinf(value) else float(value)
+
+
+def _figure(value: float | None) -> float:
+    return math.inf if value is None else float(value)
+
+
+def plan_body(plan: Plan, payable: int, caps: dict[str, int] | None) -> dict[str, Any]:
+    """A plan as an entry holds it; the adjacency is the account's."""
+    turn = [
+        {"what": e.what, "scheme": str(e.sampling.scheme), "rate": float(e.sampling.rate), "noise": number(e.noise),
+         "count": int(e.count)}
+        for e in plan.turn
+    ]  # fmt: skip
+    return {"turn": turn, "turns": int(plan.turns), "payable": payable, "caps": caps}
+
+
+def _plan(client: str, run: str, body: dict[str, Any], adjacency: Adjacency) -> Plan:
+    turn = tuple(
+        Event(e["what"], Sampling(Scheme(e["scheme"]), e["rate"]), _figure(e["noise"]), e["count"], adjacency)
+        for e in body["turn"]
+    )
+    return Plan(client, run, turn, body["turns"])
+
+
+def account_body(budget: Budget, accountant: str, simulated: bool) -> dict[str, Any]:
+    """An account as an entry holds it."""
+    return {
+        "epsilon": number(budget.epsilon),
+        "delta": float(budget.delta),
+        "adjacency": str(budget.adjacency),
+        "accountant": accountant,
+        "simulated": bool(simulated),
+    }
+
+
+def _open(book: Book, e: Entry, body: dict[str, Any]) -> None:
+    budget = Budget(_figure(body["epsilon"]), body["delta"], Adjacency.parse(body["adjacency"]))
+    client = str(e.client)
+    book.accounts[client] = Account(client, budget, budget, body["accountant"], body["simulated"], e.time)
+
+
+def _declare(book: Book, e: Entry, body: dict[str, Any]) -> None:
+    client, run = str(e.client), str(e.run)
+    plan = _plan(client, run, body, book.accounts[client].budget.adjacency)
+    earlier = book.standing(client, run)
+    used = earlier.used if earlier is not None else {}
+    book.standings.setdefault(client, {})[run] = Standing(plan, body["payable"], body["caps"], e.number, used=used)
+
+
+def _charge(book: Book, e: Entry, body: dict[str, Any]) -> None:
+    standing = book.standings[str(e.client)][str(e.run)]
+    what, count = str(e.what), int(e.amount or 0)
+    total = standing.used.get(what, 0) + count
+    cap = standing.cap(what)
+    if count < 1 or e.used != total or not standing.open or (cap is not None and total > cap):
+        raise ValueError(f"charge {e.number} does not follow from the plan and the charges before it")
+    standing.used[what] = total
+
+
+def _close(book: Book, e: Entry, body: dict[str, Any]) -> None:
+    book.standings[str(e.client)][str(e.run)].open = False
+
+
+def _top_up(book: Book, e: Entry, body: dict[str, Any]) -> None:
+    old = book.accounts[str(e.client)]
+    raised = replace(old.budget, epsilon=old.budget.epsilon + body["epsilon"])
+    note = TopUp(e.number, e.time, body["epsilon"], body["reason"], body["officer"])
+    book.accounts[old.client] = replace(old, budget=raised, top_ups=(*old.top_ups, note))
+
+
+def _not_private(book: Book, e: Entry, body: dict[str, Any]) -> None:
+    old = book.accounts[str(e.client)]
+    book.accounts[old.client] = replace(old, not_private=(*old.not_private, body["reason"]))
+
+
+def _begin(book: Book, e: Entry, body: dict[str, Any]) -> None:
+    book.identity = body["id"]
+
+
+def _nothing(book: Book, e: Entry, body: dict[str, Any]) -> None:
+    """Stored and forgotten copies and migrations change no balance."""
+
+
+_KINDS: dict[str, Callable[[Book, Entry, dict[str, Any]], None]] = {
+    "ledger": _begin,
+    "migrated": _nothing,
+    "account": _open,
+    "plan": _declare,
+    "charge": _charge,
+    "closed": _close,
+    "top-up": _top_up,
+    "not-private": _not_private,
+    "stored": _nothing,
+    "forgotten": _nothing,
+}
+_RUNNING = ("charge", "stored", "forgotten")
+
+
+def apply(book: Book, entry: Entry) -> None:
+    """Add one entry to the book; an entry that cannot follow from those before it raises ``LedgerDamaged``."""
+    try:
+        _KINDS[entry.kind](book, entry, json.loads(entry.body) if entry.body else {})
+    except (KeyError, ValueError, TypeError) as error:
+        raise LedgerDamaged(f"entry {entry.number} of the ledger makes no sense ({error}): {RESTORE}") from error
+    if entry.kind not in _RUNNING:
+        book.terms = entry.number

@@ -1,0 +1,188 @@
+"""The gate: the only way from a private tensor to a released one.
+
+A turn's releases are *granted* in one durable charge before any record is read; the permit that comes back is used up
+by the draws. The gate bounds every record's contribution itself, adds the noise that was charged, divides by a public
+constant, and hands out a sealed ``Release``. No method can forget a step, because no method does them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+import torch
+from torch import Tensor
+
+from sordino.errors import BadInput, SordinoError
+from sordino.privacy.generators import Source, Turn
+from sordino.privacy.ledger import Charge, Ledger
+from sordino.privacy.types import _SEAL, Adjacency, Event, Release, Sampling, joined
+
+
+UNDERFLOW = 1e-15
+"""Added to norms before bounding: squares of entries below 1e-19 vanish in float32, and a huge factor must not
+bring such a gradient back."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some of a batch's records, before the gate: per-record norms and factors, and a way to add them up.
+
+    ``pull(factors)`` is Σ_j a_j g_j per row, [rows, width]; ``spread`` takes a per-row vector to the factors' shape.
+    """
+
+    norms: Tensor
+    factors: Tensor
+    pull: Callable[[Tensor], Tensor]
+    spread: Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a client releases from one kind of batch in a turn; public constants, fixed before training (R6).
+
+    ``parts`` are the quantities released from each batch with their noise multipliers: several parts of one batch are
+    ONE event with z_eff = (Σ z⁻²)^(-1/2) (R4). ``divisor`` is the expected batch size q·n (R2).
+    """
+
+    sampling: Sampling
+    parts: tuple[tuple[str, float], ...]
+    count: int
+    divisor: float
+    adjacency: Adjacency = Adjacency.ZERO_OUT
+
+    def __post_init__(self) -> None:
+        if not (self.divisor > 0 and math.isfinite(self.divisor)):
+            raise BadInput(f"divisor {self.divisor!r} must be positive: it is the expected batch size")
+
+    @property
+    def what(self) -> str:
+        """The event's name in the ledger."""
+        return "+".join(name for name, _ in self.parts)
+
+    @property
+    def event(self) -> Event:
+        """What the ledger charges for one turn."""
+        return Event(self.what, self.sampling, joined(*(z for _, z in self.parts)), self.count, self.adjacency)
+
+    def noise(self, part: str) -> float:
+        """z of one part."""
+        return dict(self.parts)[part]
+
+
+@dataclass
+class Permit:
+    """The right to release, for each of these rows, every part of ``count`` batches once."""
+
+    turns: list[Turn]
+    terms: list[Terms]
+    used: set[tuple[str, int]] = field(default_factory=set)
+
+    @property
+    def what(self) -> str:
+        """The event these rows were charged for."""
+        return self.terms[0].what
+
+    def use(self, part: str, step: int) -> None:
+        """Consume the right to release ``part`` of batch ``step``; a second use, or one beyond the charge, raises."""
+        count = min(terms.count for terms in self.terms)
+        if (part, step) in self.used or not 0 <= step < count or any(part not in dict(t.parts) for t in self.terms):
+            raise SordinoError(f"{part!r} of batch {step} was not charged, or was released already")
+        self.used.add((part, step))
+
+    def split(self, rows: slice) -> Permit:
+        """The permit of some of the rows, for a chunk. Each row must be handed out once."""
+        return Permit(self.turns[rows], self.terms[rows])
+
+
+def bounded(factors: Tensor, norms: Tensor, bound: Tensor | float) -> Tensor:
+    """Limit factors so that no record moves the sum by more than C: a ← a·min(1, C/(|a|·‖g‖)).
+
+    Guarantees: |result|·‖g‖ ≤ C (up to rounding) for every record, whatever the factors; a record whose norm or factor
+    is not finite contributes zero.
+    """
+    size = factors.abs() * (norms + UNDERFLOW)
+    scale = torch.where(size > bound, bound / size, torch.ones_like(size))
+    usable = torch.isfinite(size) & torch.isfinite(norms) & torch.isfinite(factors)
+    return torch.where(usable, factors * scale, torch.zeros_like(factors))
+
+
+class Gate:
+    """Charges, bounds, noises, divides, seals.
+
+    Guarantees: (1) the charge is durable before noise is drawn; (2) noise used = noise charged, both come from the
+    same ``Terms``; (3) the sum's sensitivity is at most the bound, enforced here; (4) divisors are public; an empty
+    batch is released like any other; (5) a permit can be used once.
+    """
+
+    def __init__(self, ledger: Ledger | None, source: Source, run: str) -> None:
+        self.ledger = ledger
+        self.source = source
+        self.run = run
+
+    @property
+    def private(self) -> bool:
+        """Whether releases are noised and charged. A gate without a ledger is NOT PRIVATE and says so."""
+        return self.ledger is not None
+
+    def grant(self, turns: Sequence[Turn], terms: Sequence[Terms], request: str) -> Permit:
+        """Charge these turns in one durable transaction; raises ``BudgetRefused`` before any record is read."""
+        if self.ledger is not None:
+            self.ledger.charge(
+                [
+                    Charge(
+                        client=turn.client,
+                        run=self.run,
+                        key=f"round {turn.round} copy {turn.copy} {one.what}",
+                        what=one.what,
+                        count=one.count,
+                        request=request,
+                    )
+                    for turn, one in zip(turns, terms, strict=True)
+                ],
+                replay=self.source.simulated,
+            )
+        return Permit(list(turns), list(terms))
+
+    def release(
+        self, permit: Permit, step: int, pieces: Iterable[Mapping[str, Piece]], bounds: Mapping[str, Tensor], width: int
+    ) -> dict[str, Release]:
+        """Release (Σ a_j g_j + z·S·N(0, I)) / divisor of one batch, for every part and row.
+
+        Parameters
+        ----------
+        pieces: the batch, in as many pieces as memory wants; none at all for an empty batch.
+        bounds: C per row for each part; |a_j|·‖g_j‖ ≤ C is enforced here. S is C, or 2C under replace-one.
+        width: length of the gradient; every other part is a scalar.
+        """
+        for part in bounds:
+            permit.use(part, step)
+        rows = len(permit.turns)
+        totals = {part: bound.new_zeros(rows, 0) for part, bound in bounds.items()}
+        for piece in pieces:
+            for part, bound in bounds.items():
+                one = piece[part]
+                pulled = one.pull(bounded(one.factors, one.norms, one.spread(bound)))
+                totals[part] = pulled if totals[part].shape[1] == 0 else totals[part].add_(pulled)
+        for part, bound in bounds.items():
+            if totals[part].shape[1] == 0:
+                totals[part] = bound.new_zeros(rows, width if part == "gradient" else 1)
+        return {part: self._seal(permit, part, step, totals[part], bound) for part, bound in bounds.items()}
+
+    def _seal(self, permit: Permit, part: str, step: int, total: Tensor, bound: Tensor) -> Release:
+        inverse = bound.new_tensor([1.0 / terms.divisor for terms in permit.terms])
+        if self.private:
+            scale = bound.new_tensor([t.noise(part) * t.adjacency.sensitivity for t in permit.terms]) * bound
+            noise = self.source.normal(permit.turns, part, step, torch.empty_like(total))
+            total.addcmul_(noise, scale[:, None])
+        return Release(total.mul_(inverse[:, None]), part, self.private, _SEAL)
+
+
+def fingerprint(*parts: object) -> str:
+    """A hash of a complete request (weights, clip, steps, broadcasts): what a resend is compared by (R11)."""
+    digest = hashlib.sha256()
+    for part in parts:
+        body = part.detach().cpu().contiguous().numpy().tobytes() if isinstance(part, Tensor) else repr(part).encode()
+        digest.update(len(body).to_bytes(8, "big") + body)
+    return digest.hexdigest()

@@ -1,0 +1,131 @@
+"""Where randomness comes from. Batches and noise are drawn here and nowhere else.
+
+Two sources with one face. ``Keyed``: simulation; every stream is keyed by (run, client, round, copy, what, step,
+sampling | noise), so no two draws collide, draws do not depend on how rows are chunked, and a resumed run repeats them.
+``Secret``: a site; ChaCha20 keyed by the operating system, never seeded by a study, never written to disk.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from hashlib import blake2b
+from typing import NamedTuple, NoReturn, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sordino.errors import SordinoError
+from sordino.privacy.types import Sampling, Scheme
+
+Indices = NDArray[np.int64]
+
+
+class Turn(NamedTuple):
+    """One participation: what a stream is keyed by, and what a charge is booked under."""
+
+    client: str
+    round: int
+    copy: int = 0
+
+
+class Source(Protocol):
+    """Where a client's batches and noise come from."""
+
+    simulated: bool
+
+    def batches(self, turn: Turn, what: str, sampling: Sampling, records: int, count: int) -> list[Indices]:
+        """``count`` independent batches of record positions in [0, records)."""
+
+    def normal(self, turns: list[Turn], what: str, step: int, out: Tensor) -> Tensor:
+        """Fill ``out[rows, m]`` with standard normals, a stream of its own for every row."""
+
+
+def draw(generator: np.random.Generator, sampling: Sampling, records: int) -> Indices:
+    """One batch of positions.
+
+    Guarantees: Poisson includes every record by a coin of its own; fixed is uniform among subsets of that size; draws
+    are independent of each other and of the records' values.
+    """
+    if sampling.scheme is Scheme.POISSON:
+        return np.flatnonzero(generator.random(records) < sampling.rate)
+    if sampling.scheme is Scheme.FIXED:
+        size = round(sampling.rate * records)
+        return np.sort(generator.choice(records, size, replace=False, shuffle=False))
+    return np.arange(records)
+
+
+def _fill(generator: np.random.Generator, row: Tensor) -> None:
+    if row.device.type == "cpu" and row.dtype == torch.float32 and row.is_contiguous():
+        generator.standard_normal(out=row.numpy(), dtype=np.float32)
+    else:
+        row.copy_(torch.from_numpy(generator.standard_normal(row.shape, dtype=np.float32)))
+
+
+class Keyed:
+    """Reproducible streams for simulation. Not secret: whoever knows the run's key can redo every draw."""
+
+    simulated = True
+
+    def __init__(self, run: str) -> None:
+        self.run = run
+
+    def _key(self, turn: Turn, what: str, purpose: str, step: int) -> NDArray[np.uint64]:
+        parts = (self.run, turn.client, str(turn.round), str(turn.copy), what, purpose, str(step))
+        text = b"".join(len(p.encode()).to_bytes(4, "big") + p.encode() for p in parts)
+        return np.frombuffer(blake2b(text, digest_size=16).digest(), dtype=np.uint64)
+
+    def _generator(self, turn: Turn, what: str, purpose: str, step: int) -> np.random.Generator:
+        return np.random.Generator(np.random.Philox(key=self._key(turn, what, purpose, step)))
+
+    def batches(self, turn: Turn, what: str, sampling: Sampling, records: int, count: int) -> list[Indices]:
+        """``count`` batches of one turn: consecutive, non-overlapping parts of the turn's sampling stream."""
+        generator = self._generator(turn, what, "sampling", 0)
+        return [draw(generator, sampling, records) for _ in range(count)]
+
+    def normal(self, turns: list[Turn], what: str, step: int, out: Tensor) -> Tensor:
+        """Standard normals; on a CUDA device drawn there (Philox, a 64-bit key a row)."""
+        if out.device.type == "cuda":
+            generator = torch.Generator(device=out.device)
+            for turn, row in zip(turns, out, strict=True):
+                generator.manual_seed(int(self._key(turn, what, "noise", step)[0] >> np.uint64(1)))
+                row.normal_(generator=generator)
+            return out
+        for turn, row in zip(turns, out, strict=True):
+            _fill(self._generator(turn, what, "noise", step), row)
+        return out
+
+
+class Secret:
+    """Cryptographic randomness for a site: one ChaCha20 stream whose key never leaves the process."""
+
+    simulated = False
+
+    def __init__(self) -> None:
+        self._rekey()
+
+    def _rekey(self) -> None:
+        from randomgen import ChaCha
+
+        self._owner = os.getpid()
+        self._generator = np.random.Generator(ChaCha(key=secrets.randbits(256), rounds=20))
+
+    def _own(self) -> np.random.Generator:
+        if os.getpid() != self._owner:  # a forked child must not repeat its parent's noise
+            self._rekey()
+        return self._generator
+
+    def batches(self, turn: Turn, what: str, sampling: Sampling, records: int, count: int) -> list[Indices]:
+        """``count`` batches that nobody can redo."""
+        return [draw(self._own(), sampling, records) for _ in range(count)]
+
+    def normal(self, turns: list[Turn], what: str, step: int, out: Tensor) -> Tensor:
+        """Standard normals that nobody can redo."""
+        for row in out:
+            _fill(self._own(), row)
+        return out
+
+    def __reduce__(self) -> NoReturn:
+        raise SordinoError("secret randomness is never copied, pickled or checkpointed")

@@ -1,0 +1,259 @@
+"""The ledger: what every client promised, planned and paid. It cannot be overdrawn, and it forgets nothing.
+
+Order of events (R11): ``declare`` what a run will release → ``charge`` durably → draw the noise → ``store`` the release
+durably → send it. Plans are checked against the budget once, by the accountant; charges against the plan, by count.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from sordino.errors import BadInput, BudgetRefused
+from sordino.privacy import accounting, resend
+from sordino.privacy.book import (
+    Account,
+    Charge,
+    Plan,
+    Receipt,
+    Standing,
+    TopUp,
+    account_body,
+    account_of,
+    check_names,
+    plan_body,
+    standing_of,
+)
+from sordino.privacy.charging import draft_charges
+from sordino.privacy.ledger_file import LedgerFile
+from sordino.privacy.planning import caps, payable
+from sordino.privacy.types import Budget, Event
+
+__all__ = ["Account", "Charge", "Ledger", "Plan", "Receipt", "Standing", "TopUp"]
+
+# These accountants of accounting.ACCOUNTANTS pick a noise as a paper does; a ledger charges that noise with a real one.
+_PICK_NOISE_ONLY = ("closed-form-selection", "wor-paper")
+
+
+class Ledger:
+    """Accounts of one or many clients in one SQLite file. Opens or creates it; use it as a context manager.
+
+    Guarantees: a charge that returns is on disk and survives a crash; a charge that would overdraw raises
+    ``BudgetRefused`` and writes nothing; two processes cannot spend the same budget twice; a file that was changed,
+    truncated or replaced by an older copy raises ``LedgerDamaged`` and is never started anew.
+
+    Parameters
+    ----------
+    path: the file. Beside it lies ``<path>.anchor`` (see ``privacy.chain``); keep both together.
+    readonly: for statements, ``verify`` and ``export`` only.
+    durable: False skips waiting for the disk: a charge then survives a killed process but not a loss of power. For
+        simulated accounts only.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], readonly: bool = False, durable: bool = True) -> None:
+        self._file = LedgerFile(path, readonly, durable)
+
+    def __enter__(self) -> Ledger:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close(orderly=kind is None or issubclass(kind, BudgetRefused))
+
+    def close(self) -> None:
+        """Close the file in order, sealing it."""
+        self._file.close()
+
+    @property
+    def path(self) -> Path:
+        """Where the file lies."""
+        return self._file.path
+
+    @property
+    def head(self) -> tuple[int, str]:
+        """Number of entries and last hash: noted elsewhere, it shows later that nothing was rolled back."""
+        self._file.refresh()
+        return self._file.entries, self._file.head
+
+    def open_account(self, client: str, budget: Budget, accountant: str = "pld", simulated: bool = False) -> None:
+        """Open an account, or find it as it should be. Another budget than the recorded one is refused."""
+        self.open_accounts({client: budget}, accountant, simulated)
+
+    def open_accounts(self, budgets: Mapping[str, Budget], accountant: str = "pld", simulated: bool = False) -> None:
+        """Open many accounts in one transaction."""
+        usable = [a for a in accounting.ACCOUNTANTS if a not in _PICK_NOISE_ONLY]
+        if accountant not in usable:
+            raise BadInput(f"accountant {accountant!r} cannot keep a ledger: use one of {', '.join(usable)}")
+        if not (simulated or self._file.durable):
+            raise BadInput("a ledger with durable=False is for simulated accounts only: leave durable=True at a site")
+        with self._file.transaction() as draft:
+            for client, budget in budgets.items():
+                check_names(client=client)
+                known = self._file.book.accounts.get(client)
+                if known is not None:
+                    _check_same(known, budget, accountant, simulated)
+                else:
+                    draft.add("account", account_body(budget, accountant, simulated), client=client)
+
+    def declare(self, plans: Sequence[Plan]) -> dict[str, int]:
+        """Declare plans, one per client, in one transaction; returns how many turns each client can pay in full.
+
+        The number is the largest m ≤ turns with ε(everything spent and still planned elsewhere + m × turn) ≤ budget;
+        the caps are m × count. The same plan of the same run is returned as it stands, except that it grows after a
+        top-up and is measured anew when it had been closed.
+
+        Guarantees: the caps of all open plans and the use of all closed ones fit the budget together.
+        """
+        if len({plan.client for plan in plans}) != len(plans):
+            raise BadInput("declare takes one plan per client: put all its releases into one turn")
+        while True:
+            self._file.refresh()
+            terms = self._file.book.terms
+            turns = payable(self._file.book, plans)  # may take seconds, so the ledger is not locked meanwhile
+            with self._file.transaction() as draft:
+                if self._file.book.terms != terms:
+                    continue  # another process opened, closed or declared something: measure again
+                for plan in plans:
+                    standing = self._file.book.standing(plan.client, plan.run)
+                    if standing is None or not standing.open or standing.payable != turns[plan.client]:
+                        body = plan_body(plan, turns[plan.client], caps(self._file.book, plan, turns[plan.client]))
+                        draft.add("plan", body, client=plan.client, run=plan.run)
+            return turns
+
+    def charge(self, charges: Sequence[Charge], replay: bool = False) -> list[Receipt]:
+        """Charge all rows in one durable transaction, before anything is read or drawn.
+
+        A key that was charged before is charged again as a new attempt (R11). With ``replay``, for simulated accounts
+        only, the same key and request is the same draw and is not charged again; another request under it is an error.
+
+        Guarantees: raises ``BudgetRefused`` before anything is written if any row exceeds its plan's cap; no
+        accountant runs here.
+        """
+        with self._file.transaction() as draft:
+            return draft_charges(self._file, draft, charges, replay)
+
+    def store(self, client: str, run: str, key: str, request: str, payload: bytes) -> None:
+        """Keep a durable copy of a release that was charged, before it is sent (see ``resend.keep``)."""
+        resend.keep(self._file, resend.Copy(client, run, key, request), payload)
+
+    def stored(self, client: str, run: str, key: str, request: str) -> bytes | None:
+        """The stored release for exactly this request, byte for byte; None: a new draw is a new charge (R11)."""
+        return resend.kept(self._file, resend.Copy(client, run, key, request))
+
+    def forget(self, client: str, run: str, keep: int = 0) -> int:
+        """Drop the copies of a run's releases but the newest ``keep``; the charges stay. Returns how many went."""
+        return resend.drop(self._file, client, run, keep)
+
+    def close_plan(self, client: str, run: str) -> None:
+        """End a plan: what it declared but did not use is free again. A plan that is closed stays closed."""
+        with self._file.transaction() as draft:
+            if standing_of(self._file.book, client, run).open:
+                draft.add("closed", client=client, run=run)
+
+    def close_run(self, run: str) -> None:
+        """End the plans of all clients for a run, in one transaction."""
+        with self._file.transaction() as draft:
+            for client, standings in self._file.book.standings.items():
+                if run in standings and standings[run].open:
+                    draft.add("closed", client=client, run=run)
+
+    def top_up(self, client: str, epsilon: float, reason: str, officer: str) -> None:
+        """Raise a client's budget by ``epsilon``. Who approved it and why are recorded for ever."""
+        if not (math.isfinite(epsilon) and epsilon > 0):
+            raise BadInput(f"a top-up of {epsilon!r} is not possible: epsilon is a positive finite number to add")
+        check_names(reason=reason, officer=officer)
+        with self._file.transaction() as draft:
+            if account_of(self._file.book, client).budget.is_public:
+                raise BadInput(f"client {client!r} is public (epsilon = inf): there is nothing to top up")
+            body = {"epsilon": float(epsilon), "reason": reason, "officer": officer}
+            draft.add("top-up", body, client=client)
+
+    def mark_not_private(self, client: str, reason: str) -> None:
+        """Record that this client's releases protect nobody (R9), for ever; a repeated reason is not recorded again."""
+        check_names(reason=reason)
+        with self._file.transaction() as draft:
+            if reason not in account_of(self._file.book, client).not_private:
+                draft.add("not-private", {"reason": reason}, client=client)
+
+    def account(self, client: str) -> Account:
+        """One account."""
+        self._file.refresh()
+        return account_of(self._file.book, client)
+
+    def accounts(self) -> list[Account]:
+        """All accounts, in the order they were opened."""
+        self._file.refresh()
+        return list(self._file.book.accounts.values())
+
+    def standings(self, client: str) -> list[Standing]:
+        """The client's plans with their caps and use, in the order they were declared."""
+        self.account(client)
+        return list(self._file.book.standings.get(client, {}).values())
+
+    def left(self, client: str, run: str) -> dict[str, int | None]:
+        """How often each release may still happen under the run's plan (None: no limit)."""
+        self._file.refresh()
+        one = standing_of(self._file.book, client, run)
+        return {
+            e.what: None if one.caps is None else (one.caps[e.what] - one.used.get(e.what, 0) if one.open else 0)
+            for e in one.plan.turn
+        }
+
+    def spent(self, client: str) -> list[Event]:
+        """Everything that was ever charged to the client, one event for each run and kind of release."""
+        self.account(client)
+        return self._file.book.spent(client)
+
+    def run_events(self, client: str, run: str) -> list[Event]:
+        """What was charged to the client in one run."""
+        self.account(client)
+        return self._file.book.spent(client, run)
+
+    def epsilon(self, clients: Sequence[str] | None = None, run: str | None = None) -> dict[str, float]:
+        """ε of what was charged, over all runs or in one: one vectorised call for each accountant.
+
+        It is the cost of the recorded noise; whether that noise was secret is the statement's business.
+        """
+        self._file.refresh()
+        book = self._file.book
+        names = list(book.accounts) if clients is None else list(clients)
+        groups: dict[str, list[str]] = {}
+        for client in names:
+            groups.setdefault(account_of(book, client).accountant, []).append(client)
+        result: dict[str, float] = {}
+        for accountant, members in groups.items():
+            deltas = [book.accounts[client].budget.delta for client in members]
+            costs = accounting.composed_epsilon([book.spent(c, run) for c in members], deltas, accountant)
+            result.update({client: float(cost) for client, cost in zip(members, costs)})
+        return {client: result[client] for client in names}
+
+    def remaining(self, clients: Sequence[str] | None = None) -> dict[str, float]:
+        """Budget minus ε spent, never below 0. Open plans are not subtracted: they are in ``standings``."""
+        costs = self.epsilon(clients)
+        budgets = {client: self._file.book.accounts[client].budget for client in costs}
+        return {
+            client: math.inf if budgets[client].is_public else max(0.0, budgets[client].epsilon - cost)
+            for client, cost in costs.items()
+        }
+
+    def verify(self) -> None:
+        """Check the whole file anew: pages, triggers, chain, anchor, stored releases. Raises ``LedgerDamaged``."""
+        self._file.verify()
+
+
+def _check_same(account: Account, budget: Budget, accountant: str, simulated: bool) -> None:
+    """Refuse to open a known account with other terms."""
+    if budget not in (account.budget, account.opened):
+        raise BadInput(
+            f"client {account.client!r} has the budget {account.budget} in this ledger, not {budget}: "
+            "raise it with top_up, which is recorded, or keep a new ledger"
+        )
+    if account.accountant != accountant:
+        raise BadInput(f"client {account.client!r} is accounted by {account.accountant!r}, not {accountant!r}")
+    if account.simulated != simulated:
+        kind = "a simulated account" if account.simulated else "an account of a deployment"
+        raise BadInput(f"client {account.client!r} has {kind}: simulation and deployment need ledgers of their own")

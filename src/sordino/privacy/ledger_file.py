@@ -1,0 +1,290 @@
+"""The ledger's file: chained entries on disk, checked as they are read, written one durable transaction at a time."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from sordino.errors import BadInput, LedgerDamaged, SordinoError
+from sordino.privacy.book import Book, apply
+from sordino.privacy.chain import RESTORE, START, Anchor, Entry, anchor_path, link, read_anchor, write_anchor
+from sordino.privacy.ledger_schema import (
+    VERSION,
+    check_path,
+    check_structure,
+    connect,
+    explained,
+    migrate,
+    version_of,
+)
+
+SEALED_UP_TO = 256 * 2**20  # bytes; the seal reads the file into memory
+FIELDS = ", ".join(Entry._fields)
+_INSERT = f"INSERT INTO entries ({FIELDS}, hash) VALUES ({', '.join('?' * (len(Entry._fields) + 1))})"
+
+
+class Draft:
+    """The entries of a transaction that is being written."""
+
+    def __init__(self, last: int) -> None:
+        self.entries: list[Entry] = []
+        self.releases: list[tuple[int, bytes]] = []
+        self._last = last
+        self._time = datetime.now(UTC).isoformat(timespec="seconds")
+
+    def add(self, kind: str, body: dict[str, Any] | None = None, **fields: Any) -> Entry:
+        """Append an entry; it gets its number here and its hash at the commit."""
+        text = None if body is None else json.dumps(body, sort_keys=True, allow_nan=False)
+        self.entries.append(Entry(self._last + len(self.entries) + 1, self._time, kind, body=text, **fields))
+        return self.entries[-1]
+
+
+class LedgerFile:
+    """One SQLite file of chained entries and the book they add up to.
+
+    Guarantees: whatever ``book`` shows was read from entries whose hashes were checked; a transaction is on disk, or
+    nothing of it is; entries of other processes are read and checked before anything is decided.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], readonly: bool = False, durable: bool = True) -> None:
+        self.path = Path(path).resolve()
+        self.readonly = readonly
+        self.durable = durable
+        self.book = Book()
+        self.entries = 0
+        self.head = START
+        self._process = os.getpid()
+        self._closed = False
+        check_path(self.path, readonly)
+        with explained(self.path):
+            self.db = connect(self.path, readonly, durable)
+            try:
+                self._open()
+            except BaseException:
+                self.db.close()
+                raise
+
+    def _open(self) -> None:
+        anchor = read_anchor(self.path)
+        self.db.execute("BEGIN")  # one snapshot: another process may be creating the ledger right now
+        version = version_of(self.db, self.path)
+        self._roll_back()
+        if version == 0:
+            if anchor is not None or self.readonly:
+                raise LedgerDamaged(f"{self.path} is empty: {RESTORE}")
+            self._create()
+            anchor, version = None, VERSION
+        self._inspect(anchor, version)
+        if version < VERSION:
+            if self.readonly:
+                raise BadInput(f"{self.path} has an older format ({version}): open it for writing once to update it")
+            with self.transaction() as draft:
+                self._step_up(draft)
+        elif not self.readonly and (anchor is None or anchor.entries < self.entries):
+            self._write_anchor()
+
+    def _create(self) -> None:
+        self.db.execute("BEGIN IMMEDIATE")
+        try:
+            if version_of(self.db, self.path) == 0:  # another process may have been first
+                migrate(self.db, 0)
+                draft = Draft(0)
+                entry = draft.add("ledger", {"id": uuid.uuid4().hex, "version": VERSION})
+                self.db.execute(_INSERT, (*entry, link(START, entry)))
+            self.db.execute("COMMIT")
+        except BaseException:
+            self._roll_back()
+            raise
+
+    def _step_up(self, draft: Draft) -> None:
+        version = version_of(self.db, self.path)
+        if version < VERSION:  # another process may have been first
+            migrate(self.db, version)
+            draft.add("migrated", {"from": version, "to": VERSION})
+
+    def _inspect(self, anchor: Anchor | None, version: int) -> None:
+        """Read and check everything, in one read transaction. ``anchor`` was read before: it may lag, never lead."""
+        self.db.execute("BEGIN")
+        try:
+            self.refresh()
+            if self.path.stat().st_size < self._size():  # SQLite reads a page that is cut short as if zeros followed
+                raise LedgerDamaged(f"{self.path} was truncated: {RESTORE}")
+            sealed = anchor is not None and anchor.seal is not None and anchor.entries == self.entries
+            if sealed and anchor is not None and self._seal() != anchor.seal:
+                raise LedgerDamaged(f"bytes of {self.path} were changed outside sordino: {RESTORE}")
+            if not sealed:
+                check_structure(self.db, version, self.path)
+        finally:
+            self._roll_back()
+        if anchor is None and self.entries > 1:
+            anchor = read_anchor(self.path)  # another process may just have created the ledger
+        self._check_anchor(anchor)
+
+    def _check_anchor(self, anchor: Anchor | None) -> None:
+        if anchor is None:
+            if self.entries > 1:
+                raise LedgerDamaged(f"{anchor_path(self.path)} is missing: {RESTORE}")
+            return
+        if anchor.ledger != self.book.identity:
+            raise LedgerDamaged(f"{self.path} and its anchor belong to different ledgers: {RESTORE}")
+        if anchor.entries > self.entries:
+            raise LedgerDamaged(
+                f"{self.path} holds {self.entries} entries, its anchor has seen {anchor.entries}: "
+                f"the file was truncated or replaced by an older copy; {RESTORE}"
+            )
+        self._check_entry(anchor.entries, anchor.head)
+
+    def _check_entry(self, number: int, head: str) -> None:
+        row = self.db.execute("SELECT hash FROM entries WHERE number = ?", (number,)).fetchone()
+        if row is None or row[0] != head:
+            raise LedgerDamaged(f"entry {number} of {self.path} is not the one seen before: {RESTORE}")
+
+    def refresh(self) -> None:
+        """Read, check and add to the book the entries that this object has not seen yet."""
+        self._check_usable()
+        with explained(self.path):
+            if self.entries:
+                self._check_entry(self.entries, self.head)
+            rows = self.db.execute(
+                f"SELECT {FIELDS}, hash FROM entries WHERE number > ? ORDER BY number", (self.entries,)
+            )
+            for *fields, digest in rows:
+                entry = Entry(*fields)
+                if entry.number != self.entries + 1 or link(self.head, entry) != digest:
+                    raise LedgerDamaged(f"entry {self.entries + 1} of {self.path} was changed or removed: {RESTORE}")
+                self._admit(entry, digest)
+            if self.entries == 0:
+                raise LedgerDamaged(f"{self.path} holds no entries: {RESTORE}")
+
+    def _admit(self, entry: Entry, digest: str) -> None:
+        apply(self.book, entry)
+        self.entries, self.head = entry.number, digest
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Read what is new, and let the block look at a state that does not change under it."""
+        self._check_usable()
+        with explained(self.path):
+            self.db.execute("BEGIN")
+            try:
+                self.refresh()
+                yield
+            finally:
+                self._roll_back()
+
+    @contextmanager
+    def transaction(self) -> Iterator[Draft]:
+        """Lock the ledger, read what is new, let the block draft entries, and commit them durably.
+
+        Guarantees: an error in the block or in the commit leaves the file as it was. The anchor follows the commit.
+        """
+        self._check_usable()
+        if self.readonly:
+            raise BadInput(f"{self.path} was opened read-only: open it for writing to record anything")
+        with explained(self.path):
+            self.db.execute("BEGIN IMMEDIATE")
+            try:
+                self.refresh()
+                self._break_seal()
+                draft = Draft(self.entries)
+                yield draft
+                links = self._chained(draft.entries)
+                self.db.executemany(_INSERT, [(*e, digest) for e, digest in zip(draft.entries, links)])
+                self.db.executemany("INSERT INTO releases (number, payload) VALUES (?, ?)", draft.releases)
+                self.db.execute("COMMIT" if draft.entries else "ROLLBACK")
+            except BaseException:
+                self._roll_back()
+                raise
+            for entry, digest in zip(draft.entries, links):
+                self._admit(entry, digest)
+        if draft.entries:
+            self._write_anchor()
+
+    def _chained(self, entries: Sequence[Entry]) -> list[str]:
+        head, links = self.head, []
+        for entry in entries:
+            head = link(head, entry)
+            links.append(head)
+        return links
+
+    def _write_anchor(self, seal: bool = False) -> None:
+        """Note the chain's end beside the file, under the ledger's lock so that the anchor never goes backwards."""
+        with explained(self.path):
+            self.db.execute("BEGIN IMMEDIATE")
+            try:
+                self.refresh()
+                anchor = Anchor(self.book.identity, self.entries, self.head, self._seal() if seal else None)
+                write_anchor(self.path, anchor, self.durable)
+            except OSError as error:
+                raise SordinoError(
+                    f"{anchor_path(self.path)} could not be written ({error.strerror}); the last charge is recorded, "
+                    "nothing was drawn for it: free disk space or fix the permissions, then go on"
+                ) from error
+            finally:
+                self._roll_back()
+
+    def _break_seal(self) -> None:
+        """Take the seal off before the file is touched, so that a crash cannot leave a seal that does not fit."""
+        anchor = read_anchor(self.path)
+        if anchor is not None and anchor.seal is not None:
+            write_anchor(self.path, anchor._replace(seal=None), self.durable)
+
+    def _seal(self) -> str | None:
+        """SHA-256 of the file as SQLite sees it; None where it is too large to hold in memory.
+
+        It reads through SQLite: opening and closing the file by hand would drop this process's locks on it.
+        """
+        return None if self._size() > SEALED_UP_TO else hashlib.sha256(self.db.serialize()).hexdigest()
+
+    def _size(self) -> int:
+        pages, size = (self.db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
+        return int(pages) * int(size)
+
+    def verify(self) -> None:
+        """Read the whole file anew from disk and check it, stored releases too; raises ``LedgerDamaged``."""
+        fresh = LedgerFile(self.path, readonly=True)
+        try:
+            with explained(self.path):
+                rows = fresh.db.execute(
+                    "SELECT number, body, payload FROM releases LEFT JOIN entries USING (number) ORDER BY number"
+                )
+                for count, body, payload in rows:
+                    check_payload(self.path, count, body, payload)
+        finally:
+            fresh.close(orderly=False)
+
+    def close(self, orderly: bool = True) -> None:
+        """Close the file. An orderly close seals it, so that any byte changed later is noticed."""
+        if self._closed or self._process != os.getpid():
+            return
+        try:
+            if orderly and not self.readonly:
+                anchor = read_anchor(self.path)
+                if anchor is None or anchor.seal is None or anchor.entries != self.entries:
+                    self._write_anchor(seal=True)
+        finally:
+            self._closed = True
+            self.db.close()
+
+    def _roll_back(self) -> None:
+        if self.db.in_transaction:
+            self.db.execute("ROLLBACK")
+
+    def _check_usable(self) -> None:
+        if self._process != os.getpid():
+            raise SordinoError(f"{self.path} was opened before a fork: open the ledger again in this process")
+        if self._closed:
+            raise SordinoError(f"{self.path} is closed: open the ledger again")
+
+
+def check_payload(path: Path, entry: int, body: str | None, payload: bytes) -> None:
+    """Refuse a stored release that is not the one its entry speaks of."""
+    if body is None or hashlib.sha256(payload).hexdigest() != json.loads(body).get("sha256"):
+        raise LedgerDamaged(f"the stored release of entry {entry} in {path} was changed: {RESTORE}")

@@ -1,0 +1,91 @@
+"""How much of a declared plan a budget can pay. Pure functions over the book; the only place the accountant decides."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sordino.errors import BadInput, BudgetRefused
+from sordino.privacy import accounting
+from sordino.privacy.book import Account, Book, Plan, Standing, account_of
+from sordino.privacy.types import Event
+
+
+def check_plan(plan: Plan, account: Account) -> None:
+    """Refuse plans that no ledger can keep: another adjacency (R7), a name twice, a finite budget without noise."""
+    if not isinstance(plan.run, str) or not plan.run:
+        raise BadInput(f"the plan of client {plan.client!r} needs a run name, got {plan.run!r}")
+    if plan.turns < 0 or not plan.turn:
+        raise BadInput(f"the plan of client {plan.client!r} needs turns ≥ 0 and at least one release in a turn")
+    names = [event.what for event in plan.turn]
+    if len(set(names)) != len(names) or not all(names):
+        raise BadInput(f"the plan of client {plan.client!r} names a release twice, or not at all: {names}")
+    for event in plan.turn:
+        if event.count < 1:
+            raise BadInput(f"{event.what!r} in the plan of client {plan.client!r} has count {event.count}: it is ≥ 1")
+        if event.adjacency is not account.budget.adjacency:
+            raise BadInput(
+                f"{event.what!r} is accounted under {event.adjacency}, the account of client {plan.client!r} under "
+                f"{account.budget.adjacency}: one account has one adjacency, keep another ledger for the other"
+            )
+        if event.noise == 0.0 and not account.budget.is_public:
+            raise BudgetRefused(
+                f"{event.what!r} of client {plan.client!r} has no noise: no finite epsilon pays for that; "
+                "calibrate a noise, or declare the client public with epsilon = inf"
+            )
+
+
+def _stands(plan: Plan, account: Account, standing: Standing | None) -> bool:
+    """Whether the plan was declared before and is to be returned as it was."""
+    if standing is None:
+        return False
+    if (standing.plan.turn, standing.plan.turns) != (plan.turn, plan.turns):
+        raise BadInput(f"run {plan.run!r} of client {plan.client!r} was declared with another plan: use a new run name")
+    raised = any(top_up.entry > standing.entry for top_up in account.top_ups)
+    return standing.open and not (raised and standing.payable < plan.turns)
+
+
+def payable(book: Book, plans: Sequence[Plan]) -> dict[str, int]:
+    """For each client the largest m ≤ turns with ε(commitments elsewhere + m × turn) ≤ budget.
+
+    One vectorised accountant call per accountant settles all plans that fit whole; only the others are searched.
+    A plan that stands is returned as it was declared.
+    """
+    result: dict[str, int] = {}
+    questions: dict[str, list[tuple[Plan, list[Event]]]] = {}
+    for plan in plans:
+        account = account_of(book, plan.client)
+        check_plan(plan, account)
+        standing = book.standing(plan.client, plan.run)
+        if standing is not None and _stands(plan, account, standing):
+            result[plan.client] = standing.payable
+        elif account.budget.is_public:
+            result[plan.client] = int(plan.turns)
+        else:
+            others = book.commitments(plan.client, but=plan.run)
+            questions.setdefault(account.accountant, []).append((plan, others))
+    for accountant, asked in questions.items():
+        whole = [[*others, *(e.times(e.count * plan.turns) for e in plan.turn)] for plan, others in asked]
+        budgets = [book.accounts[plan.client].budget for plan, _ in asked]
+        costs = accounting.composed_epsilon(whole, [b.delta for b in budgets], accountant)
+        for (plan, others), budget, cost in zip(asked, budgets, costs):
+            fits = bool(cost <= budget.epsilon)
+            result[plan.client] = int(
+                plan.turns if fits else accounting.affordable(list(plan.turn), budget, plan.turns, others, accountant)
+            )
+    return {plan.client: result[plan.client] for plan in plans}
+
+
+def caps(book: Book, plan: Plan, turns: int) -> dict[str, int] | None:
+    """How often each release of the plan may happen if ``turns`` turns are paid; None for public data: no limit.
+
+    A plan that was closed and is declared again may have used more of one release than ``turns`` turns hold (retries);
+    then no further turn fits beside it, and the caps are what was used.
+    """
+    if account_of(book, plan.client).budget.is_public:
+        return None
+    standing = book.standing(plan.client, plan.run)
+    used = {} if standing is None else standing.used
+    limits = {e.what: turns * int(e.count) for e in plan.turn}
+    if any(used.get(what, 0) > limit for what, limit in limits.items()):
+        return {what: used.get(what, 0) for what in limits}
+    return limits

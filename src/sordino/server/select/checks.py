@@ -1,0 +1,101 @@
+"""What selection refuses, each with a cause and a remedy. Numbers in, float64 arrays out."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from sordino.errors import BadInput
+
+Array = NDArray[np.float64]
+Index = NDArray[np.int64]
+
+SUM_TOLERANCE = 1e-9
+"""How far from 1 a sum of probabilities may lie: rounding in a study file, not a different distribution."""
+
+
+def vector(values: ArrayLike, name: str, length: int | None = None) -> Array:
+    """``values`` as a finite vector, one number per client."""
+    try:
+        found = np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise BadInput(f"{name} must be numbers, one per client ({error})") from None
+    if found.ndim != 1 or found.size == 0:
+        raise BadInput(f"{name} must be a non-empty list with one number per client, not of shape {found.shape}")
+    if length is not None and found.size != length:
+        raise BadInput(f"{name} has {found.size} entries for {length} clients: give one per client")
+    if not np.isfinite(found).all():
+        where = int(np.flatnonzero(~np.isfinite(found))[0])
+        raise BadInput(f"{name}[{where}] is {found[where]}: every client needs a finite number")
+    return found
+
+
+def at_least(values: Array, least: float, name: str, remedy: str) -> Array:
+    """``values`` if none lies below ``least``."""
+    if (values < least).any():
+        where = int(np.flatnonzero(values < least)[0])
+        raise BadInput(f"{name}[{where}] is {values[where]:g}, below {least:g}: {remedy}")
+    return values
+
+
+def record_counts(sizes: ArrayLike) -> Array:
+    """n_k > 0 for every client."""
+    found = vector(sizes, "sizes")
+    if (found <= 0).any():
+        where = int(np.flatnonzero(found <= 0)[0])
+        raise BadInput(
+            f"sizes[{where}] is {found[where]:g}: a client needs records (n > 0) to take part, or leave it out"
+        )
+    return found
+
+
+def distribution(probabilities: ArrayLike, length: int | None = None) -> Array:
+    """Probabilities over clients: ≥ 0, summing to 1 up to rounding; returned so that they sum to 1."""
+    found = vector(probabilities, "probabilities", length)
+    at_least(found, 0.0, "probabilities", "a probability is never negative")
+    total = float(found.sum())
+    if abs(total - 1.0) > SUM_TOLERANCE:
+        raise BadInput(f"probabilities sum to {total:.12g}, not 1: divide them by their sum if they are weights")
+    return found / total
+
+
+def importance_weights(importance: ArrayLike | None, clients: int) -> Array:
+    """c_k ≥ 0, what one participation of each client counts; 1 where nothing is said."""
+    found = np.ones(clients) if importance is None else vector(importance, "importance", clients)
+    return at_least(found, 0.0, "importance", "an importance weight is never negative")
+
+
+def allowances(turns: ArrayLike, clients: int) -> Array:
+    """Whole turns that each client may still take: ≥ 0, ∞ for no limit; one number stands for all."""
+    given = np.asarray(turns, dtype=np.float64)
+    given = np.full(clients, given) if given.ndim == 0 else given
+    if given.shape != (clients,):
+        raise BadInput(f"turns has shape {given.shape} for {clients} clients: give one number per client")
+    if np.isnan(given).any():
+        raise BadInput("turns holds NaN: give each client a number of turns (inf for no limit)")
+    return np.floor(at_least(given, 0.0, "turns", "a client cannot have fewer than 0 turns"))
+
+
+def non_negative(value: float, name: str, remedy: str) -> float:
+    """A finite number ≥ 0."""
+    number = float(value)
+    if not (math.isfinite(number) and number >= 0.0):
+        raise BadInput(f"{name} is {number!r}: {remedy}")
+    return number
+
+
+def positive(value: float, name: str, remedy: str) -> float:
+    """A finite number > 0."""
+    number = float(value)
+    if not (math.isfinite(number) and number > 0.0):
+        raise BadInput(f"{name} is {number!r}: {remedy}")
+    return number
+
+
+def whole(value: int, name: str, least: int = 1) -> int:
+    """A whole number of at least ``least``."""
+    if int(value) != value or value < least:
+        raise BadInput(f"{name} is {value!r}: it must be a whole number of at least {least}")
+    return int(value)

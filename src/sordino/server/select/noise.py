@@ -1,0 +1,124 @@
+"""How noisy each client is, and how much that should count: V_k, and the weight η of Problem 1.
+
+V_k is the variance that client k adds to one coordinate of its *averaged* gradient, per participation-step it will make
+and in units of C²: σ_k² = V_k T_k K C² (T_k participations of K local steps). For Gaussian noise it hardly depends on
+T_k, so it can be taken at a nominal participation before anybody has been drawn.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from sordino.errors import BadInput
+from sordino.privacy.types import Adjacency
+from sordino.server.select.checks import Array, at_least, positive, record_counts, vector, whole
+
+LARGE_EPSILON = 30.0
+"""Beyond this e^ε is written as a shift of ε, which cannot overflow; below, expm1 keeps small ε exact."""
+
+
+def noise_factors(
+    noises: ArrayLike, batches: ArrayLike, turns: ArrayLike, steps: int, adjacency: str | Adjacency = Adjacency.ZERO_OUT
+) -> Array:
+    """V_k = (Δ z_k/b_k)²/(T_k K) from calibrated noise multipliers.
+
+    Parameters
+    ----------
+    noises : z_k ≥ 0, multiplier of the release's sensitivity (0 for public data).
+    batches : b_k > 0, expected batch size, by which the noisy sum is divided.
+    turns : T_k ≥ 1, participations the multiplier was calibrated for.
+    steps : K, local steps of one participation.
+    adjacency : sets the sensitivity Δ·C of a clipped sum: Δ = 2 under replace-one, else 1.
+    """
+    multiplier = at_least(vector(noises, "noises"), 0.0, "noises", "a noise multiplier is never negative")
+    batch, taken = _batches_and_turns(batches, turns, multiplier.size)
+    sensitivity = Adjacency.parse(adjacency).sensitivity
+    return np.asarray((sensitivity * multiplier / batch) ** 2 / (taken * whole(steps, "steps")), dtype=np.float64)
+
+
+def implied_noises(
+    factors: ArrayLike,
+    batches: ArrayLike,
+    turns: ArrayLike,
+    steps: int,
+    adjacency: str | Adjacency = Adjacency.ZERO_OUT,
+) -> Array:
+    """z_k = b_k √(V_k T_k K)/Δ: the multiplier that noise factors stand for (the inverse of ``noise_factors``).
+
+    Guarantees: none by itself. Noise from ``closed_form_factors`` is only picked this way; what it costs is for the
+    ledger's accountant to say.
+    """
+    variance = at_least(vector(factors, "factors"), 0.0, "factors", "a variance is never negative")
+    batch, taken = _batches_and_turns(batches, turns, variance.size)
+    sensitivity = Adjacency.parse(adjacency).sensitivity
+    return np.asarray(batch * np.sqrt(variance * taken * whole(steps, "steps")) / sensitivity, dtype=np.float64)
+
+
+def closed_form_factors(
+    sizes: ArrayLike,
+    batches: ArrayLike,
+    epsilons: ArrayLike,
+    deltas: ArrayLike,
+    adjacency: str | Adjacency = Adjacency.ZERO_OUT,
+) -> Array:
+    """The paper's eq. 7: V = 8 ln(e + rℓ/δ)/(n² r² ℓ²), ℓ = ln(1 + (e^ε − 1)/r), r = b/n; 0 where ε = ∞.
+
+    Under replace-one the sensitivity is 2C where the paper has C: four times the variance.
+
+    Guarantees: none. Composing first and amplifying once afterwards, as the derivation does, is not a valid bound; use
+    it to reproduce published noise, never to state an ε.
+    """
+    records = record_counts(sizes)
+    budget = np.asarray(epsilons, dtype=np.float64)
+    if budget.shape != records.shape or np.isnan(budget).any() or (budget <= 0).any():
+        raise BadInput("epsilons must hold one ε > 0 per client (inf for public data)")
+    delta = vector(deltas, "deltas", records.size)
+    if ((delta <= 0) | (delta >= 1)).any():
+        raise BadInput("deltas must lie strictly between 0 and 1: take them well below 1/records")
+    batch = vector(batches, "batches", records.size)
+    if ((batch <= 0) | (batch > records)).any():
+        raise BadInput("batches must lie in (0, records]: an expected batch cannot exceed the client's records")
+    rate = batch / records
+    is_private = np.isfinite(budget)
+    finite = np.where(is_private, budget, 1.0)
+    small = np.log1p(np.expm1(np.minimum(finite, LARGE_EPSILON)) / rate)
+    large = finite + np.log1p((rate - 1.0) * np.exp(-np.maximum(finite, LARGE_EPSILON))) - np.log(rate)
+    amplified = np.where(finite <= LARGE_EPSILON, small, large)
+    factor = 8.0 * np.log(math.e + rate * amplified / delta) / (records * rate * amplified) ** 2
+    return np.where(is_private, Adjacency.parse(adjacency).sensitivity ** 2 * factor, 0.0)
+
+
+def default_weight(dimension: int, rounds: int, steps: int = 1, smoothness: float = 1.0) -> float:
+    """η = 2 D √T L with T = rounds · K: the weight that makes Problem 1 the non-vanishing part of Theorem 2.
+
+    Parameters
+    ----------
+    dimension : D, parameters of the model.
+    rounds, steps : communication rounds and local steps K.
+    smoothness : L in the units of Theorem 2's step; 1 unless something better is known.
+
+    Notes
+    -----
+    Everything here is public, and neither the learning rate α nor the clip C enters. Redoing Theorem 2 with a constant
+    step α gives η = 2 D T · αLC/B₁. B₁/L is a length: how far the start lies from the solution. T clipped steps go
+    about αC√T if they point anywhere and αCT if all agree; the theorem's own step α = B₁/(C√T) with L = 1 says that
+    the solution lies αC√T away, and α and C cancel. The two extremes, a solution as far as T steps can reach at all
+    and a step as long as stability allows (αLC/B₁ = 1), are L = 1/√T and L = √T; L = 1 is their geometric mean.
+    """
+    length = whole(rounds, "rounds") * whole(steps, "steps")
+    size = whole(dimension, "dimension")
+    return 2.0 * size * math.sqrt(length) * positive(smoothness, "smoothness", "L must be a finite number > 0")
+
+
+def _batches_and_turns(batches: ArrayLike, turns: ArrayLike, clients: int) -> tuple[Array, Array]:
+    """b_k > 0 and T_k ≥ 1, one per client; a single number stands for all."""
+    batch = vector(np.broadcast_to(np.asarray(batches, dtype=np.float64), (clients,)), "batches", clients)
+    if (batch <= 0).any():
+        raise BadInput("batches must be > 0: the noisy sum is divided by the expected batch size")
+    taken = vector(np.broadcast_to(np.asarray(turns, dtype=np.float64), (clients,)), "turns", clients)
+    return batch, at_least(
+        taken, 1.0, "turns", "evaluate noise at one participation or more, e.g. rounds · select / clients"
+    )

@@ -1,0 +1,101 @@
+"""Several methods and seeds from one study, side by side."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+
+from sordino.study.file import Study
+from sordino.study.result import from_json, to_json
+from sordino.study.run import Callback, train
+
+Watch = Callable[[str, int, int], Callback]
+"""Given a method, a seed and the number of rounds, what to call after each round."""
+
+
+def compare(study: Study, out: Path, watch: Watch | None = None) -> list[dict[str, Any]]:
+    """Run every method with every seed; finished runs in ``out`` are taken as they are, interrupted ones go on."""
+    return list(_runs(study, out, watch))
+
+
+def _runs(study: Study, out: Path, watch: Watch | None) -> Iterator[dict[str, Any]]:
+    names = study.compare.methods or [study.method.name]
+    for seed in study.compare.seeds or [study.study.seed]:
+        about = study.study.model_copy(update={"seed": seed})
+        one = study.model_copy(update={"study": about})
+        clients = one.federation()
+        for name in names:
+            folder = out / name / f"seed-{seed}"
+            if (folder / "result.json").exists():
+                yield from_json((folder / "result.json").read_text())
+                continue
+            callbacks = [watch(name, seed, study.study.rounds)] if watch else []
+            yield train(
+                clients,
+                method=one.chosen_method(name),
+                out=folder,
+                resume=(folder / "study.json").exists(),
+                device=study.study.device,
+                callbacks=callbacks,
+                **one.arguments(),
+            ).result
+
+
+def summary(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Per method: mean and standard deviation over seeds of the final figures, and the largest share of a budget."""
+    rows = []
+    for name in dict.fromkeys(r["method"] for r in results):
+        runs = [r for r in results if r["method"] == name]
+        row: dict[str, Any] = {"method": name, "runs": len(runs), "private": runs[0]["private"]}
+        for key in ("accuracy", "worst_accuracy", "loss", "psi"):
+            values = [r["final"][key] for r in runs if r["final"].get(key) is not None]
+            row[key] = float(np.mean(values)) if values else None
+            row[f"{key}_deviation"] = float(np.std(values, ddof=1)) if len(values) > 1 else None
+        shares = [
+            p["spent_epsilon"] / p["epsilon"] for r in runs for p in r["privacy"] if math.isfinite(p["epsilon"] or math.inf)
+        ]
+        row["largest_share_spent"] = max(shares) if shares and row["private"] else None
+        row["seconds"] = float(np.mean([r["seconds"] for r in runs]))
+        rows.append(row)
+    return rows
+
+
+def comparison_table(results: list[dict[str, Any]]) -> Table:
+    """The summary as a table for the terminal."""
+    table = Table(title="methods compared (mean ± deviation over seeds)", header_style="bold")
+    for column in ("method", "private", "runs", "accuracy", "worst client", "loss", "Ψ", "most of a budget", "seconds"):
+        table.add_column(column, justify="left" if column == "method" else "right")
+
+    def shown(row: dict[str, Any], key: str, percent: bool) -> str:
+        if row[key] is None:
+            return "–"
+        scale, form = (100, ".1f") if percent else (1, ".3g")
+        text = f"{row[key] * scale:{form}}"
+        deviation = row[f"{key}_deviation"]
+        return text if deviation is None else f"{text} ± {deviation * scale:{form}}"
+
+    for row in summary(results):
+        share = row["largest_share_spent"]
+        table.add_row(
+            row["method"],
+            "yes" if row["private"] else "[bold red]NOT PRIVATE[/bold red]",
+            str(row["runs"]),
+            shown(row, "accuracy", True),
+            shown(row, "worst_accuracy", True),
+            shown(row, "loss", False),
+            shown(row, "psi", False),
+            "–" if share is None else f"{share * 100:.1f} %",
+            f"{row['seconds']:.1f}",
+        )
+    return table
+
+
+def plain_results(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Results as JSON holds them (∞ is null), for the report."""
+    return [json.loads(to_json(result)) for result in results]

@@ -1,0 +1,236 @@
+"""Study files: TOML in, a checked study out. Every message names the key, the value and the remedy."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from sordino import data, methods
+from sordino.data import Federation
+from sordino.errors import BadInput
+from sordino.methods import Method
+
+
+class Section(BaseModel):
+    """A table of a study; keys it does not know are refused."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class About(Section):
+    """``[study]``."""
+
+    name: str = "study"
+    seed: int = 0
+    rounds: int = Field(40, gt=0)
+    device: str = "cpu"
+
+
+class Data(Section):
+    """``[data]``: a source by name, or a folder of your own files with a schema; how it is dealt to clients."""
+
+    name: str = "digits"
+    folder: str | None = None
+    options: dict[str, Any] = {}
+    records: int | None = Field(None, gt=0)
+    table_schema: dict[str, Any] | None = Field(None, alias="schema")
+    invalid: Literal["refuse", "null"] = "refuse"
+    partition: Literal["iid", "dirichlet", "shards", "similarity", "natural"] | None = None
+    clients: int | None = Field(None, gt=0)
+    seed: int | None = None
+    test: float = Field(0.2, ge=0, lt=1)
+    central: float = Field(0.0, ge=0, lt=1)
+    minimum: int = Field(1, gt=0)
+    beta: float | None = Field(None, gt=0)
+    shards: int | None = Field(None, gt=0)
+    max_classes: int | None = Field(None, gt=0)
+    similarity: float | None = Field(None, ge=0, le=100)
+    sizes: list[float] | None = None
+
+
+class Budgets(Section):
+    """``[budgets]``: ε by name, number, list, mixture or file; δ; adjacency."""
+
+    name: str | None = None
+    epsilon: float | list[float] | None = None
+    mixture: list[list[float]] | None = None
+    csv: str | None = None
+    column: str | None = None
+    low: float | None = None
+    high: float | None = None
+    delta: float | list[float] = 1e-5
+    adjacency: Literal["zero-out", "add-remove", "replace-one"] = "zero-out"
+    public: list[str] = []
+    seed: int | None = None
+
+
+class Model(Section):
+    """``[model]``: a name or ``module:factory``, and its options."""
+
+    name: str = "cnn-small"
+    options: dict[str, Any] = {}
+
+
+Part = str | dict[str, Any]
+
+
+class MethodParts(Section):
+    """``[method]``: a name, and parts to exchange."""
+
+    name: str = "dp-fedavg"
+    select: Part | None = None
+    local: Part | None = None
+    clip: Part | None = None
+    aggregate: Part | None = None
+    server: Part | None = None
+    calibrate: Part | None = None
+
+
+class TrainingKeys(Section):
+    """``[training]``: keywords of ``sd.train``."""
+
+    batch: float | list[float] | None = None
+    rate: float | list[float] | None = None
+    steps: int | None = None
+    epochs: float | None = None
+    lr: float | None = None
+    server_lr: float | None = None
+    clip: float | None = None
+    sampling: Literal["poisson", "fixed", "full"] | None = None
+    select: int | None = None
+    evaluate: int | None = None
+
+
+class Compare(Section):
+    """``[compare]``: methods and seeds to run side by side."""
+
+    methods: list[str] = []
+    seeds: list[int] = []
+
+
+class Study(Section):
+    """A whole study."""
+
+    study: About = Field(default_factory=About)
+    data: Data = Field(default_factory=Data)
+    budgets: Budgets = Field(default_factory=Budgets)
+    model: Model = Field(default_factory=Model)
+    method: MethodParts = Field(default_factory=MethodParts)
+    training: TrainingKeys = Field(default_factory=TrainingKeys)
+    compare: Compare = Field(default_factory=Compare)
+
+    def federation(self) -> Federation:
+        """Load the data, deal it to clients, give them their budgets."""
+        d = self.data
+        seed = self.study.seed if d.seed is None else d.seed
+        if d.table_schema is not None:
+            if d.partition not in (None, "natural"):
+                raise BadInput(f"data.partition = {d.partition!r} does not go with data.schema: your files are the clients")
+            clients = data.from_folder(d.folder or d.name, d.table_schema, test=d.test, seed=seed, invalid=d.invalid)
+        else:
+            source = data.load(d.name, folder=d.folder, **d.options)
+            if d.records is not None:
+                source = source.subset(d.records, seed)
+            keys = ("beta", "shards", "max_classes", "similarity", "sizes")
+            given = {key: getattr(d, key) for key in keys if getattr(d, key) is not None}
+            clients = source.partition(
+                d.partition or "iid", d.clients, seed, test=d.test, central=d.central, minimum=d.minimum, **given
+            )
+        return self._with_budgets(clients)
+
+    def _with_budgets(self, clients: Federation) -> Federation:
+        b = self.budgets
+        ways = {"name": b.name, "epsilon": b.epsilon, "mixture": b.mixture, "csv": b.csv}
+        given = [key for key, value in ways.items() if value is not None]
+        if len(given) > 1:
+            raise BadInput(f"budgets.{given[0]} and budgets.{given[1]} contradict each other: keep one of them")
+        if not given:
+            if self.chosen_method().private:
+                raise BadInput("[budgets] says nothing: give budgets.epsilon, or budgets.name such as 'dist2'")
+            return clients
+        spec: Any = ways[given[0]]
+        if b.mixture is not None:
+            spec = {"mixture": b.mixture}
+        elif b.csv is not None:
+            spec = {"csv": b.csv, "column": b.column or "epsilon"}
+        bounds = {key: value for key, value in (("low", b.low), ("high", b.high)) if value is not None}
+        seed = self.study.seed if b.seed is None else b.seed
+        return clients.with_budgets(spec, b.delta, seed, b.adjacency, b.public, **bounds)
+
+    def chosen_method(self, name: str | None = None) -> Method:
+        """The method with its parts exchanged as ``[method]`` says; ``name`` overrides the name only."""
+        parts = self.method.model_dump(exclude={"name"}, exclude_none=True)
+        return methods.get(name or self.method.name, parts)
+
+    def arguments(self) -> dict[str, Any]:
+        """Keywords for ``sd.train`` and ``sd.plan``, beside the clients and the method."""
+        return {
+            "model": self.model.name,
+            "model_options": self.model.options,
+            "rounds": self.study.rounds,
+            "seed": self.study.seed,
+            **self.training.model_dump(exclude_none=True),
+        }
+
+
+def read_study(path: Path, settings: Sequence[str] = ()) -> Study:
+    """A study from a file, with ``key=value`` settings (TOML values) put over it."""
+    try:
+        table = tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise BadInput(f"study file {path} does not exist") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"study file {path} cannot be read: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise BadInput(f"{path} is not valid TOML: {error}") from None
+    return make_study(table, settings)
+
+
+def make_study(table: dict[str, Any], settings: Sequence[str] = ()) -> Study:
+    """A study from a table of tables."""
+    for setting in settings:
+        _put(table, setting)
+    try:
+        return Study.model_validate(table)
+    except ValidationError as error:
+        raise BadInput(_explain(error)) from None
+
+
+def _put(table: dict[str, Any], setting: str) -> None:
+    key, equals, text = setting.partition("=")
+    *sections, last = key.strip().split(".")
+    if not equals or not sections:
+        raise BadInput(f"--set {setting!r}: write section.key=value, for example training.lr=0.1")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()
+    for section in sections:
+        table = table.setdefault(section, {})
+        if not isinstance(table, dict):
+            raise BadInput(f"--set {setting!r}: {section} is not a section")
+    table[last] = value
+
+
+def _explain(error: ValidationError) -> str:
+    first = error.errors(include_url=False)[0]
+    where = [str(one) for one in first["loc"]]
+    key = ".".join(where[:2])
+    if first["type"] == "extra_forbidden":
+        known = _known(where)
+        near = difflib.get_close_matches(where[-1], known, n=1)
+        return f"unknown key {key}: " + (f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(known)}")
+    return f"{key} = {first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}"
+
+
+def _known(where: list[str]) -> list[str]:
+    if len(where) < 2:
+        return list(Study.model_fields)
+    section = Study.model_fields[where[0]].annotation
+    fields = getattr(section, "model_fields", {})
+    return [field.alias or name for name, field in fields.items()]

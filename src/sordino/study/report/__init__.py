@@ -1,0 +1,131 @@
+"""The report: one self-contained HTML file for one run or for a comparison of several methods and seeds.
+
+It answers, in this order: is it private, is it good, is it fair, who contributed, what was run. The file works from
+disk without a network: style, script, charts' library and data are inside it.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from html import escape
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from sordino._version import __version__
+from sordino.errors import BadInput
+from sordino.study.report import sections
+from sordino.study.report.charts import Chart, drawn
+from sordino.study.report.gather import Group, Result, grouped
+from sordino.study.report.pieces import figures, mark
+from sordino.study.report.promises import sheets as sheets_of
+from sordino.study.report.traces import COLOURS
+
+__all__ = ["render", "write"]
+
+
+def render(results: Sequence[Result], title: str | None = None) -> str:
+    """The report on ``results`` (dicts of ``result.json``, schema 1) as one HTML document.
+
+    Results of the same method and study that differ in their seed are drawn as one line, mean ± standard deviation.
+
+    Guarantees
+    ----------
+    A run whose result does not say ``"private": true``, a client that spent more than it allowed, and a client whose
+    spending is not recorded are each named as such on the first screen. Metrics shown are the observer's: the page
+    says that the privacy guarantee does not cover them.
+    """
+    groups = grouped(results)
+    heading = title or _title(groups)
+    charts = drawn(groups)
+    pages = sheets_of(groups)
+    data = {
+        "methods": [{"label": group.label, "index": group.index} for group in groups],
+        "marks": [mark(index) for index in range(COLOURS)],
+        "charts": [_spec(chart) for chart in charts],
+        "clients": {**sections.sheet_data(pages), "shown": sections.first_sheet(pages)},
+    }
+    simulated = [run.simulated for group in groups for run in group.runs]
+    parts = {
+        "title": escape(heading),
+        "kind": "Simulation" if all(simulated) else "Deployment" if not any(simulated) else "Simulation and deployment",
+        "simulation": "" if any(simulated) else "hidden",
+        "verdict": sections.verdict(groups),
+        "tiles": sections.key_figures(groups),
+        "privacy-table": sections.privacy_table(groups),
+        "quality-table": sections.quality_table(groups),
+        "fairness-table": sections.fairness_table(groups),
+        "contribution-note": escape(sections.contribution_note(groups)),
+        "run-table": sections.run_table(groups),
+        "study-table": sections.study_table(groups),
+        "versions-table": sections.versions_table(groups),
+        **{f"{name}-figures": figures(charts, name) for name in ("private", "good", "fair", "contributed")},
+        "version": escape(__version__),
+        "style": _asset("page.css"),
+        "data": sections.as_json(data),
+        "plotly": _plotly(),
+        "script": _asset("page.js"),
+    }
+    return _filled(_asset("page.html"), parts)
+
+
+def write(results: Sequence[Result], path: str | os.PathLike[str], title: str | None = None) -> Path:
+    """Write the report to ``path``: whole or not at all, an earlier file stays until the new one is complete."""
+    target = Path(path)
+    page = render(results, title)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(page)
+                file.flush()
+                os.fsync(file.fileno())
+            Path(temporary).chmod(0o644)
+            Path(temporary).replace(target)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise BadInput(
+            f"the report cannot be written to {target}: {reason}; free space or name another file"
+        ) from error
+    return target
+
+
+def _title(groups: Sequence[Group]) -> str:
+    """The study's name, and the method where there is only one."""
+    study = groups[0].runs[0].study
+    inner = study.get("study")
+    name = study.get("name") or (inner.get("name") if isinstance(inner, dict) else None)
+    if len(groups) == 1:
+        return f"{name}: {groups[0].label}" if name else groups[0].label
+    return str(name or f"Comparison of {len(groups)} methods")
+
+
+def _spec(chart: Chart) -> dict[str, Any]:
+    return {"id": chart.id, "traces": chart.traces, "x": chart.x, "y": chart.y, **chart.layout}
+
+
+def _asset(name: str) -> str:
+    return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+def _plotly() -> str:
+    """The source of plotly.js as the installed package ships it. Imported here: nothing else needs plotly."""
+    from plotly.offline import get_plotlyjs
+
+    return str(get_plotlyjs())
+
+
+def _filled(page: str, parts: dict[str, str]) -> str:
+    """The page with every ``{{name}}`` replaced, in one pass: what is put in is never searched for names again."""
+    pieces = page.split("{{")
+    filled = [pieces[0]]
+    for piece in pieces[1:]:
+        name, _, rest = piece.partition("}}")
+        filled += [parts[name.strip()], rest]
+    return "".join(filled)

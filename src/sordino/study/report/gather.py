@@ -1,0 +1,295 @@
+"""From ``result.json`` dicts to what the report shows: runs grouped by method, curves over seeds, facts per client.
+
+Every field but ``method`` is optional: a run may be unfinished, a regression has no accuracy, a method may tell
+nothing about weights. What is absent is left out of the page; it is never made up.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sordino.errors import BadInput
+from sordino.study.report.numbers import Spread, finite, finites, spread, thin
+
+SCHEMA = 1
+Result = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Client:
+    """One client in one run. ε is ``inf`` where the result says null, None where the result says nothing."""
+
+    name: str
+    epsilon: float | None
+    delta: float | None
+    spent: float | None
+    run: float | None
+    replace_one: float | None
+    adjacency: str
+    sampling: str
+    accountant: str
+    releases: tuple[Mapping[str, Any], ...]
+    size: float | None
+    accuracy: float | None
+    participation: float | None
+    weight: float | None
+
+
+@dataclass(frozen=True)
+class Run:
+    """One result: a method, a seed, its rounds and its clients."""
+
+    seed: Any
+    private: bool
+    simulated: bool
+    clients: tuple[Client, ...]
+    rounds: tuple[Mapping[str, Any], ...]
+    final: Mapping[str, Any]
+    seconds: float | None
+    versions: Mapping[str, Any]
+    study: Mapping[str, Any]
+
+    def at_end(self, key: str) -> float | None:
+        """A metric of the final model; of the last round that evaluated it when the run has no final record."""
+        value = finite(self.final.get(key))
+        if value is not None or self.final:
+            return value
+        return next((one for row in reversed(self.rounds) if (one := finite(row.get(key))) is not None), None)
+
+
+@dataclass(frozen=True)
+class Group:
+    """All seeds of one method under one study: one colour, one line, one row of a table."""
+
+    label: str
+    index: int
+    runs: tuple[Run, ...]
+
+    @property
+    def private(self) -> bool:
+        """Whether every run of the group is private."""
+        return all(run.private for run in self.runs)
+
+    def over_seeds(self, key: str) -> Spread | None:
+        """A final metric as mean and deviation over the seeds."""
+        return spread(run.at_end(key) for run in self.runs)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A metric by round: mean over seeds and, with several seeds, its standard deviation."""
+
+    rounds: list[int]
+    mean: list[float]
+    deviation: list[float | None]
+
+
+def grouped(results: Sequence[Result]) -> list[Group]:
+    """Sort results into groups: same method, same study apart from the seed. Order of first appearance.
+
+    A method that was run under several studies (a sweep) is labelled with the settings that differ; a result that
+    repeats method, study and seed of an earlier one starts a group of its own, so that a copy is never a "seed".
+    """
+    if not results:
+        raise BadInput("there is no result to report: pass at least one result.json")
+    buckets: dict[tuple[str, str, int], list[tuple[Run, dict[str, str]]]] = defaultdict(list)
+    copies: Counter[tuple[str, str, str]] = Counter()
+    for place, result in enumerate(results):
+        _check(result, place)
+        settings = flat(_without_seed(result.get("study") or {}))
+        key = json.dumps(settings, sort_keys=True)
+        method, seed = str(result["method"]), str(result.get("seed"))
+        copies[method, key, seed] += 1
+        buckets[method, key, copies[method, key, seed]].append((_run(result), settings))
+    labels = _labels([(method, copy, bucket[0][1]) for (method, _, copy), bucket in buckets.items()])
+    return [
+        Group(label, index, tuple(run for run, _ in bucket))
+        for index, (label, bucket) in enumerate(zip(labels, buckets.values(), strict=True))
+    ]
+
+
+def curve(group: Group, *path: str) -> Curve | None:
+    """A round metric over the seeds of a group, thinned for drawing; None when no round has it.
+
+    A round's mean is over the seeds that evaluated it; rounds nobody evaluated are left out.
+    """
+    values: dict[int, list[float]] = defaultdict(list)
+    for run in group.runs:
+        for place, row in enumerate(run.rounds, start=1):
+            number = finite(_dig(row, path))
+            if number is not None:
+                values[int(row.get("round", place))].append(number)
+    if not values:
+        return None
+    rounds = sorted(values)
+    kept = [(rounds[place], spread(values[rounds[place]])) for place in thin(len(rounds))]
+    points = [(round_, point) for round_, point in kept if point is not None]
+    return Curve(
+        [round_ for round_, _ in points],
+        [point.mean for _, point in points],
+        [point.deviation for _, point in points],
+    )
+
+
+def diagnostics(groups: Sequence[Group]) -> list[str]:
+    """Names of the numeric diagnostics that any round carries, in order of first appearance."""
+    names: dict[str, None] = {}
+    for group in groups:
+        for run in group.runs:
+            for row in run.rounds:
+                carried = row.get("diagnostics")
+                if isinstance(carried, Mapping):
+                    names.update((str(key), None) for key, value in carried.items() if finite(value) is not None)
+    return list(names)
+
+
+def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """A nested mapping as dotted keys with values written as JSON."""
+    leaves: dict[str, str] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            leaves.update(flat(value, f"{prefix}{key}."))
+        else:
+            leaves[f"{prefix}{key}"] = json.dumps(value, default=str, ensure_ascii=False)
+    return leaves
+
+
+def _check(result: Any, place: int) -> None:
+    if not isinstance(result, Mapping) or not isinstance(result.get("method"), str):
+        raise BadInput(f"result {place + 1} is not a sordino result: it names no method; pass the dict of result.json")
+    schema = result.get("schema", SCHEMA)
+    if schema != SCHEMA:
+        raise BadInput(
+            f"result {place + 1} has schema {schema!r}, this version reads schema {SCHEMA}: "
+            "use the version of sordino that wrote it"
+        )
+
+
+def _without_seed(study: Mapping[str, Any]) -> dict[str, Any]:
+    """The study without what tells seeds and compared methods apart."""
+    kept = {key: value for key, value in study.items() if key not in ("seed", "compare")}
+    inner = kept.get("study")
+    if isinstance(inner, Mapping):
+        kept["study"] = {key: value for key, value in inner.items() if key != "seed"}
+    return kept
+
+
+def _labels(entries: Sequence[tuple[str, int, dict[str, str]]]) -> list[str]:
+    by_method: dict[str, list[dict[str, str]]] = defaultdict(list)
+    for method, _, settings in entries:
+        by_method[method].append(settings)
+    labels = []
+    for method, copy, settings in entries:
+        keys = sorted(set().union(*by_method[method]))
+        differing = [key for key in keys if len({one.get(key) for one in by_method[method]}) > 1]
+        parts = [f"{key.rpartition('.')[2]}={settings.get(key, 'unset')}" for key in differing]
+        labels.append(" ".join([method, *parts]) + (f" ({copy})" if copy > 1 else ""))
+    return labels
+
+
+def _run(result: Result) -> Run:
+    rounds = tuple(row for row in result.get("rounds") or () if isinstance(row, Mapping))
+    return Run(
+        seed=result.get("seed"),
+        private=result.get("private") is True,
+        simulated=result.get("simulated") is not False,
+        clients=_clients(result, rounds),
+        rounds=rounds,
+        final=result.get("final") or {},
+        seconds=finite(result.get("seconds")),
+        versions=result.get("versions") or {},
+        study=result.get("study") or {},
+    )
+
+
+def _clients(result: Result, rounds: Sequence[Mapping[str, Any]]) -> tuple[Client, ...]:
+    entries = result.get("privacy") or []
+    accuracies = list((result.get("final") or {}).get("client_accuracy") or [])
+    names = [str(entry.get("client", place)) for place, entry in enumerate(entries)]
+    names += [f"client {place}" for place in range(len(names), len(accuracies))]
+    takes, weights = _contributions(rounds, names)
+    sizes = _sizes(result, names)
+    clients = []
+    for place, name in enumerate(names):
+        entry = entries[place] if place < len(entries) else {}
+        clients.append(
+            Client(
+                name=name,
+                epsilon=_epsilon(entry, "epsilon"),
+                delta=finite(entry.get("delta")),
+                spent=_epsilon(entry, "spent_epsilon" if "spent_epsilon" in entry else "run_epsilon"),
+                run=_epsilon(entry, "run_epsilon"),
+                replace_one=finite(entry.get("replace_one_epsilon")),
+                adjacency=str(entry.get("adjacency") or ""),
+                sampling=str(entry.get("sampling") or ""),
+                accountant=str(entry.get("accountant") or ""),
+                releases=tuple(entry.get("releases") or ()),
+                size=sizes[place],
+                accuracy=finite(accuracies[place]) if place < len(accuracies) else None,
+                participation=None if takes is None else takes[name] / len(rounds),
+                weight=weights.get(name),
+            )
+        )
+    return tuple(clients)
+
+
+def _epsilon(entry: Mapping[str, Any], key: str) -> float | None:
+    """None when the result does not say; ∞ for null, which is how JSON writes it."""
+    if key not in entry:
+        return None
+    number = finite(entry[key])
+    return math.inf if number is None else number
+
+
+def _sizes(result: Result, names: Sequence[str]) -> list[float | None]:
+    """Records per client: from the privacy entries, or from a list or table of sizes in the study."""
+    entries = result.get("privacy") or []
+    found = [finite(entry.get("n", entry.get("records"))) for entry in entries]
+    if any(size is not None for size in found):
+        return found + [None] * (len(names) - len(found))
+    study = result.get("study") or {}
+    data = study.get("data")
+    declared = study.get("sizes") or (data.get("sizes") if isinstance(data, Mapping) else None)
+    if isinstance(declared, Mapping):
+        return [finite(declared.get(name)) for name in names]
+    if isinstance(declared, Sequence) and not isinstance(declared, str) and len(declared) == len(names):
+        return [finite(size) for size in declared]
+    return [None] * len(names)
+
+
+def _contributions(
+    rounds: Sequence[Mapping[str, Any]], names: Sequence[str]
+) -> tuple[Counter[str] | None, dict[str, float]]:
+    """How often each client took part (a virtual copy counts), and its mean weight in the rounds that weighed it."""
+    takes: Counter[str] = Counter()
+    weights: dict[str, list[float]] = defaultdict(list)
+    told = False
+    aliases = _aliases(names)
+    for row in rounds:
+        weighed = {aliases.get(key, str(key)): value for key, value in (row.get("weights") or {}).items()}
+        participants = row.get("participants")
+        told = told or participants is not None or bool(weighed)
+        takes.update(aliases.get(one, str(one)) for one in (weighed if participants is None else participants))
+        for name, value in weighed.items():
+            weights[name] += finites([value])
+    means = {name: sum(values) / len(values) for name, values in weights.items() if values}
+    return (takes if told else None), means
+
+
+def _aliases(names: Sequence[str]) -> dict[Any, str]:
+    """Every way a round may refer to a client: by its name, or by its position."""
+    known = set(names)
+    by_place = {place: str(place) if str(place) in known else name for place, name in enumerate(names)}
+    return {**by_place, **{name: name for name in names}}
+
+
+def _dig(row: Mapping[str, Any], path: Sequence[str]) -> Any:
+    value: Any = row
+    for key in path:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value

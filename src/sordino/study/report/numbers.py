@@ -1,0 +1,137 @@
+"""Numbers as a reader sees them, and as the page stores them. Every rounding of the report is here."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any
+
+MISSING = "–"
+"""What a cell shows when there is no value."""
+
+MAX_POINTS = 200
+"""A curve is drawn with at most this many points: finer than a screen resolves, and it keeps the file small."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A mean over seeds with its sample standard deviation (None when one seed gives no spread)."""
+
+    mean: float
+    deviation: float | None
+    count: int
+
+
+def finite(value: Any) -> float | None:
+    """The value as a float, or None when it is absent, not a number, or not finite."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return None
+    return float(value) if math.isfinite(value) else None
+
+
+def finites(values: Iterable[Any]) -> list[float]:
+    """The finite numbers among the values."""
+    return [number for number in map(finite, values) if number is not None]
+
+
+def spread(values: Iterable[Any]) -> Spread | None:
+    """Mean and sample standard deviation (n − 1 in the divisor) of the finite values; None when there are none."""
+    kept = finites(values)
+    if not kept:
+        return None
+    deviation = statistics.stdev(kept) if len(kept) > 1 else None
+    return Spread(statistics.fmean(kept), deviation, len(kept))
+
+
+def short(value: float | None, digits: int = 5) -> float | int | None:
+    """The number rounded to ``digits`` significant digits for storage; integers stay integers."""
+    number = finite(value)
+    if number is None:
+        return None
+    if number == int(number) and abs(number) < 10**digits:
+        return int(number)
+    return float(f"{number:.{digits}g}")
+
+
+def thin(count: int, limit: int = MAX_POINTS) -> list[int]:
+    """Evenly spaced indices into a curve of ``count`` points: at most ``limit``, always the first and the last."""
+    if count <= limit:
+        return list(range(count))
+    return sorted({round(place * (count - 1) / (limit - 1)) for place in range(limit)})
+
+
+def plain(value: float | None, digits: int = 3) -> str:
+    """A number for people: ``digits`` significant digits, ∞ for infinity, a dash for nothing."""
+    if value is None or math.isnan(value):
+        return MISSING
+    if math.isinf(value):
+        return "∞" if value > 0 else "−∞"
+    if value == 0:
+        return "0"
+    if 1e-4 <= abs(value) < 1e6:
+        decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+        text = f"{value:,.{decimals}f}"
+        text = text.rstrip("0").rstrip(".") if "." in text else text
+    else:
+        mantissa, _, exponent = f"{value:.{digits - 1}e}".partition("e")
+        mantissa = mantissa.rstrip("0").rstrip(".") if "." in mantissa else mantissa
+        text = f"{mantissa}e{int(exponent)}"
+    return text.replace("-", "−")
+
+
+def upward(value: float | None, digits: int = 4) -> float | None:
+    """A finite ε rounded up to ``digits`` significant digits: a figure that never looks smaller than it is."""
+    if value is None or not math.isfinite(value) or value <= 0:
+        return value
+    scale = 10.0 ** (digits - 1 - math.floor(math.log10(value)))
+    return math.ceil(value * scale * (1 - 1e-9)) / scale
+
+
+def as_epsilon(value: float | None) -> str:
+    """An ε for people: four digits, rounded up."""
+    return plain(upward(value), 4)
+
+
+def percent(value: float | None, decimals: int = 1) -> str:
+    """A share as per cent."""
+    return MISSING if value is None else f"{100 * value:.{decimals}f} %".replace("-", "−")
+
+
+def plus_minus(value: Spread | None, as_percent: bool = False) -> str:
+    """``mean ± deviation``, with as many decimals as the deviation supports; the mean alone for one seed."""
+    if value is None:
+        return MISSING
+    if as_percent:
+        mean, unit = f"{100 * value.mean:.1f}", " %"
+        deviation = None if value.deviation is None else f"{100 * value.deviation:.1f}"
+    else:
+        mean, unit = plain(value.mean), ""
+        deviation = None if value.deviation is None else plain(value.deviation, 2)
+    return f"{mean}{unit}" if deviation is None else f"{mean} ± {deviation}{unit}"
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds as people say them."""
+    if seconds is None:
+        return MISSING
+    if seconds < 100:
+        return f"{plain(seconds)} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
+
+
+def span(values: Sequence[float], form: Callable[[float], str] = plain) -> str:
+    """The range of some numbers: one number when they are alike."""
+    low, high = form(min(values)), form(max(values))
+    return low if low == high else f"{low} to {high}"
+
+
+def listed(names: Sequence[str], limit: int = 6) -> str:
+    """Names as a phrase: ``a, b and c``; beyond ``limit`` the rest is counted."""
+    if len(names) > limit:
+        return ", ".join(names[:limit]) + f" and {len(names) - limit} more"
+    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))

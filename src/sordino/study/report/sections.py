@@ -1,0 +1,258 @@
+"""The five questions of the report, each as a block of HTML, and the client sheets as compact data for the page."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+from sordino.study.report.charts import MAX_DIAGNOSTICS
+from sordino.study.report.gather import Client, Group, diagnostics, flat
+from sordino.study.report.numbers import (
+    MISSING,
+    as_epsilon,
+    duration,
+    finites,
+    listed,
+    percent,
+    plain,
+    plus_minus,
+    short,
+    span,
+    spread,
+    upward,
+)
+from sordino.study.report.pieces import Cell, method_cell, number, table, text, tile, verdict_panel
+from sordino.study.report.promises import (
+    Sheet,
+    Standing,
+    loosest,
+    releases,
+    share,
+    standing,
+    statement,
+    terms,
+    verdicts,
+)
+
+
+def verdict(groups: Sequence[Group]) -> str:
+    """The first screen: what holds for whom, bad news first."""
+    named = terms(groups)
+    return "".join(verdict_panel(one, named if one.good else "") for one in verdicts(groups))
+
+
+def key_figures(groups: Sequence[Group]) -> str:
+    """Clients, budgets, what was spent, and the replace-one figure."""
+    clients = [(client, run) for group in groups for run in group.runs for client in run.clients]
+    guarded = [client for client, run in clients if standing(client, run.private) in (Standing.KEPT, Standing.EXCEEDED)]
+    tiles = [tile("Clients", str(len({client.name for client, _ in clients})), _seeds(groups))]
+    budgets = sorted(finites(client.epsilon for client in guarded))
+    if budgets:
+        middle = budgets[len(budgets) // 2]
+        tiles.append(tile("Budgets set", f"ε {span(budgets, as_epsilon)}", f"median {as_epsilon(middle)}"))
+        most = max(guarded, key=lambda client: client.spent or 0.0)
+        tiles.append(
+            tile("Most spent", f"ε {as_epsilon(most.spent)}", f"{most.name}, of {as_epsilon(most.epsilon)} allowed")
+        )
+        tightest = max((share(client) or 0.0) for client in guarded)
+        tiles.append(tile("Largest share used", percent(tightest, 1), "of any client's budget"))
+        replaced = finites(client.replace_one for client in guarded)
+        if replaced:
+            tiles.append(
+                tile("Under replace-one", f"ε {as_epsilon(max(replaced))}", "the largest, one record exchanged")
+            )
+    return "".join(tiles)
+
+
+def privacy_table(groups: Sequence[Group]) -> str:
+    """Method by method: private or not, and what the clients spent."""
+    rows = []
+    for group in groups:
+        clients = [(client, run) for run in group.runs for client in run.clients]
+        standings = [standing(client, run.private) for client, run in clients]
+        kept = sum(one is Standing.KEPT for one in standings)
+        asked = sum(one is not Standing.PUBLIC for one in standings)
+        spent = sorted(finites(client.spent for client, run in clients if run.private))
+        replaced = finites(client.replace_one for client, run in clients if run.private)
+        counts = [sum(one.get("count") or 0 for one in client.releases) for client, _ in clients]
+        good = group.private and kept == asked > 0
+        flag = '<span class="yes">private</span>' if good else '<span class="no">NOT PRIVATE</span>'
+        if group.private and not good:
+            flag = '<span class="no">not shown</span>'
+        middle = " · ".join(map(as_epsilon, (spent[0], spent[len(spent) // 2], spent[-1]))) if spent else MISSING
+        rows.append(
+            [
+                method_cell(group),
+                Cell(flag),
+                number(f"{kept} of {asked}" if group.private else "none", kept if group.private else -1.0),
+                number(middle, spent[-1] if spent else None),
+                number(as_epsilon(max(replaced)) if replaced else MISSING, max(replaced) if replaced else None),
+                number(plain(float(max(counts))) if counts else MISSING, max(counts) if counts else None),
+            ]
+        )
+    heads = ("Method", "Private", "Within budget", "Spent ε: min · median · max", "Replace-one ε, max", "Most releases")
+    return table("t-private", "Privacy by method, over all clients and seeds", heads, rows)
+
+
+def quality_table(groups: Sequence[Group]) -> str:
+    """Method by method: the final model's accuracy and loss, mean ± deviation over seeds."""
+    columns = [("Accuracy", "accuracy", True), ("Central accuracy", "central_accuracy", True), ("Loss", "loss", False)]
+    return _metric_table(
+        "t-good", "The final round's model: mean ± standard deviation over seeds. Not the best round.", groups, columns
+    )
+
+
+def fairness_table(groups: Sequence[Group]) -> str:
+    """Method by method: Ψ, the worst client, the spread between clients."""
+    columns = [("Ψ (lower is fairer)", "psi", False), ("Worst client's accuracy", "worst_accuracy", True)]
+    return _metric_table(
+        "t-fair", "Fairness of the final model: mean ± standard deviation over seeds", groups, columns, spread_too=True
+    )
+
+
+def contribution_note(groups: Sequence[Group]) -> str:
+    """What the charts leave out: everybody took part alike, diagnostics that were not drawn, nothing recorded."""
+    turns = [finites(client.participation for run in group.runs for client in run.clients) for group in groups]
+    notes = []
+    if any(turns) and all(set(found) <= {1.0} for found in turns):
+        notes.append("Every client took part once in every round.")
+    left_out = diagnostics(groups)[MAX_DIAGNOSTICS:]
+    if left_out:
+        notes.append(f"Recorded but not drawn: {listed(left_out)}.")
+    return " ".join(notes)
+
+
+def run_table(groups: Sequence[Group]) -> str:
+    """Every run: method, seed, rounds, clients, time."""
+    rows = [
+        [
+            method_cell(group),
+            number(str(run.seed), float(run.seed) if isinstance(run.seed, int | float) else None),
+            number(str(len(run.rounds)), len(run.rounds)),
+            number(str(len(run.clients)), len(run.clients)),
+            number(duration(run.seconds), run.seconds),
+            Cell('<span class="yes">private</span>' if run.private else '<span class="no">NOT PRIVATE</span>'),
+        ]
+        for group in groups
+        for run in group.runs
+    ]
+    return table("t-runs", "The runs", ("Method", "Seed", "Rounds", "Clients", "Time", "Private"), rows)
+
+
+def study_table(groups: Sequence[Group]) -> str:
+    """The study's settings: what all runs share once, what differs with each of its values."""
+    runs = [flat(run.study) for group in groups for run in group.runs]
+    rows = []
+    for key in dict.fromkeys(key for one in runs for key in one):
+        values = list(dict.fromkeys(one.get(key, "unset") for one in runs))
+        shown = values[0] if len(values) == 1 else " | ".join(values[:8]) + (" | …" if len(values) > 8 else "")
+        rows.append([Cell(f"<code>{escape(key)}</code>"), Cell(f"<code>{escape(_cut(shown))}</code>")])
+    return table("t-study", "The study", ("Setting", "Value"), rows) if rows else ""
+
+
+def versions_table(groups: Sequence[Group]) -> str:
+    """Versions of what made the results."""
+    found: dict[str, dict[str, None]] = {}
+    for group in groups:
+        for run in group.runs:
+            for name, version in run.versions.items():
+                found.setdefault(str(name), {})[str(version)] = None
+    rows = [[text(name), text(" | ".join(values))] for name, values in found.items()]
+    return table("t-versions", "Versions", ("Package", "Version"), rows) if rows else ""
+
+
+def sheet_data(sheets: Sequence[Sheet]) -> dict[str, Any]:
+    """The client table's rows, a list per sheet, with repeated sentences stored once."""
+    said: dict[str, int] = {}
+    listed_sheets = []
+    for sheet in sheets:
+        rows = [_row(client, sheet.run.private, said) for client in sheet.run.clients]
+        seeds = f"seed {sheet.seeds[0]}" if len(sheet.seeds) == 1 else f"seeds {', '.join(sheet.seeds)}"
+        first = loosest(sheet)
+        listed_sheets.append(
+            {
+                "label": sheet.group.label if sheet.seeds == ("None",) else f"{sheet.group.label}, {seeds}",
+                "rows": rows,
+                "first": first.name if first else None,
+            }
+        )
+    return {"sheets": listed_sheets, "texts": list(said)}
+
+
+def first_sheet(sheets: Sequence[Sheet]) -> int:
+    """The sheet shown first: the first private one, which has something to tell client by client."""
+    return next((place for place, sheet in enumerate(sheets) if sheet.run.private), 0)
+
+
+def _row(client: Client, private: bool, said: dict[str, int]) -> list[Any]:
+    """name, records, budget, δ, spent, share, replace-one, releases, standing, statement; the last three interned."""
+    texts = (releases(client), standing(client, private).value, statement(client, private))
+    return [
+        client.name,
+        short(client.size),
+        _stored(client.epsilon, private),
+        client.delta,
+        _stored(client.spent, private),
+        short(share(client), 4),
+        short(upward(client.replace_one)),
+        *(said.setdefault(one, len(said)) for one in texts),
+    ]
+
+
+def _stored(epsilon: float | None, private: bool) -> float | int | str | None:
+    """An ε as the page keeps it: rounded up, ∞ as a sign; a run that is not private has no ε to show."""
+    if epsilon is not None and math.isinf(epsilon):
+        return "∞" if private else None
+    return short(upward(epsilon))
+
+
+def _metric_table(
+    identity: str,
+    caption: str,
+    groups: Sequence[Group],
+    columns: Sequence[tuple[str, str, bool]],
+    spread_too: bool = False,
+) -> str:
+    """A row per method, a column per final metric that any run has."""
+    shown = [column for column in columns if any(group.over_seeds(column[1]) for group in groups)]
+    rows = []
+    for group in groups:
+        cells = [method_cell(group)]
+        for _, key, as_percent in shown:
+            value = group.over_seeds(key)
+            cells.append(number(plus_minus(value, as_percent), value.mean if value else None))
+        if spread_too:
+            cells.append(_client_spread(group))
+        cells += [
+            number(str(len(group.runs)), len(group.runs)),
+            Cell('<span class="yes">yes</span>' if group.private else '<span class="no">NOT PRIVATE</span>'),
+        ]
+        rows.append(cells)
+    extra = ["Deviation between clients"] if spread_too else []
+    return table(identity, caption, ["Method", *(name for name, _, _ in shown), *extra, "Seeds", "Private"], rows)
+
+
+def _client_spread(group: Group) -> Cell:
+    """Standard deviation of the clients' accuracies within a run, averaged over seeds."""
+    within = [spread(client.accuracy for client in run.clients) for run in group.runs]
+    value = spread(one.deviation for one in within if one is not None)
+    return number(plus_minus(value, as_percent=True), value.mean if value else None)
+
+
+def _seeds(groups: Sequence[Group]) -> str:
+    runs = sum(len(group.runs) for group in groups)
+    methods = f"{len(groups)} method{'s' if len(groups) > 1 else ''}"
+    return f"{methods}, {runs} run{'s' if runs > 1 else ''}"
+
+
+def _cut(value: str, limit: int = 240) -> str:
+    return value if len(value) <= limit else f"{value[:limit]}…"
+
+
+def as_json(value: Any) -> str:
+    """JSON that may stand inside a script element: no ``<`` can end it, nothing but finite numbers."""
+    dumped = json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return dumped.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")

@@ -1,0 +1,283 @@
+"""``sd.train`` and ``sd.plan``: from clients, a model and a method to a run with a result."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import tempfile
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sordino import methods, models
+from sordino.client import gradients
+from sordino.client.gradients.losses import loss_by_name
+from sordino.client.rows import Records
+from sordino.client.turn import Work
+from sordino.data import Federation
+from sordino.engine.checkpoint import Checkpoint
+from sordino.engine.evaluate import Observer
+from sordino.engine.simulate import Setup, simulate
+from sordino.errors import BadInput
+from sordino.methods import Method, Plan, Population, Training
+from sordino.privacy.accounting import composed_epsilon
+from sordino.privacy.gate import Gate
+from sordino.privacy.generators import Keyed
+from sordino.privacy.ledger import Ledger
+from sordino.privacy.ledger import Plan as LedgerPlan
+from sordino.privacy.types import Budget
+from sordino.study.folder import Folder, planned_noises
+from sordino.study.result import build_result, load_run, save_run, to_json
+from sordino.study.view import PlanView
+
+SHOWN_CLIENTS = 100
+"""Above this many clients the running ε is left out of the rounds: it is shown at the end, by the ledger."""
+
+Callback = Callable[[dict[str, Any]], None]
+
+
+@dataclass
+class Run:
+    """A finished (or interrupted) run: the result that ``result.json`` holds, and the trained model."""
+
+    result: dict[str, Any]
+    weights: Tensor
+    template: nn.Module | None
+
+    @property
+    def privacy(self) -> list[dict[str, Any]]:
+        """What every client budgeted and spent."""
+        return list(self.result["privacy"])
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """What was seen in every round."""
+        return list(self.result["rounds"])
+
+    @property
+    def model(self) -> nn.Module:
+        """The trained module."""
+        if self.template is None:
+            raise BadInput("this run was saved with a model of your own: build it and load run.weights into it")
+        engine = gradients.build(self.template, self.result["study"]["loss"], kind="exact")
+        engine.load(self.template, self.weights)
+        return self.template.eval()
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write result and weights into one file; ``sd.load`` reads it."""
+        save_run(Path(path), self.result, self.weights)
+
+    def report(self, path: str | os.PathLike[str]) -> Path:
+        """Write the report of this run: one HTML file that works offline."""
+        from sordino.study.report import write
+
+        write([json.loads(to_json(self.result))], Path(path))
+        return Path(path)
+
+
+def load(path: str | os.PathLike[str]) -> Run:
+    """A run from the file that ``run.save`` wrote, or from a run folder."""
+    result, weights = load_run(Path(path))
+    about = result["study"]["model"]
+    template = None
+    if about["name"] in models.names() or ":" in about["name"]:
+        template = models.build(
+            about["name"], tuple(about["shape"]), about["classes"], result["seed"], **about["options"]
+        )
+    return Run(result, weights, template)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Arguments of ``train`` and ``plan``, checked and put together."""
+
+    clients: Federation
+    template: nn.Module
+    engine: gradients.Engine
+    plan: Plan
+    study: dict[str, Any]
+    seed: int
+
+    @property
+    def key(self) -> str:
+        """What the run's random streams are keyed by: the seed and everything that shapes a release."""
+        body = json.dumps([self.study, self.seed], sort_keys=True, default=str)
+        return hashlib.sha256(body.encode()).hexdigest()
+
+
+def prepare(
+    clients: Federation,
+    model: str | nn.Module,
+    method: str | Method,
+    seed: int,
+    model_options: dict[str, Any] | None,
+    training: dict[str, Any],
+    noises: Sequence[float] | None = None,
+) -> Prepared:
+    """Check the arguments against each other, build the model, make the plan. Touches no record."""
+    chosen = methods.get(method)
+    if clients.budgets is None and chosen.private:
+        raise BadInput(f"method {chosen.name!r} is private, but the clients have no budgets: call .with_budgets(…)")
+    budgets = clients.budgets or tuple(Budget(math.inf, 1e-5) for _ in clients.names)
+    batches = None if clients.batch_sizes is None else np.asarray(clients.batch_sizes, dtype=np.float64)
+    population = Population(tuple(clients.names), clients.sizes, budgets, batches)
+    try:
+        settings = Training(**training)
+    except TypeError as error:
+        raise BadInput(f"training settings: {error}; known: {', '.join(Training.__dataclass_fields__)}") from None
+    options = dict(model_options or {})
+    template = models.build(model, clients.shape, clients.classes, seed, **options)
+    models.check(template, clients.shape, clients.classes)
+    loss = "cross-entropy" if clients.task == "classification" else "half-squared-error"
+    engine = gradients.build(template, loss)
+    plan = methods.make_plan(chosen, settings, population, seed, noises)
+    study = {
+        "data": clients.description,
+        "budgets": [None if math.isinf(b.epsilon) else b.epsilon for b in budgets],
+        "sizes": clients.sizes.tolist(),
+        "model": {
+            "name": model if isinstance(model, str) else type(model).__name__,
+            "options": options,
+            "shape": list(clients.shape),
+            "classes": clients.classes,
+            "parameters": engine.dimension,
+        },
+        "loss": loss,
+        "method": {"name": chosen.name, **chosen.describe()},
+        "training": asdict(settings),
+    }
+    return Prepared(clients, template, engine, plan, json.loads(to_json(study)), seed)
+
+
+def plan(
+    clients: Federation,
+    model: str | nn.Module = "cnn-small",
+    method: str | Method = "dp-fedavg",
+    rounds: int = 40,
+    seed: int = 0,
+    *,
+    model_options: dict[str, Any] | None = None,
+    **training: Any,
+) -> PlanView:
+    """What ``train`` with these arguments would do: noise per client, schedule, cost, warnings. No training."""
+    ready = prepare(clients, model, method, seed, model_options, {"rounds": rounds, **training})
+    return PlanView(ready.plan, ready.engine.dimension, ready.engine.describe())
+
+
+def train(
+    clients: Federation,
+    model: str | nn.Module = "cnn-small",
+    method: str | Method = "dp-fedavg",
+    rounds: int = 40,
+    seed: int = 0,
+    *,
+    out: str | os.PathLike[str] | None = None,
+    ledger: str | os.PathLike[str] | None = None,
+    resume: bool = False,
+    device: str = "cpu",
+    callbacks: Sequence[Callback] = (),
+    model_options: dict[str, Any] | None = None,
+    **training: Any,
+) -> Run:
+    """Train one model together, every client under its own budget.
+
+    Parameters
+    ----------
+    clients: a federation with budgets: ``sd.data.load(…).partition(…).with_budgets(…)``.
+    model: a name, ``"module:factory"``, or an ``nn.Module``.
+    method: a registered name, or ``sd.Method(…)``.
+    out: a run folder (result.json, ledger, checkpoint, log); ``resume=True`` goes on where it stopped.
+    ledger: a ledger file that is cumulative over runs; default: a fresh one in the run folder.
+    callbacks: called with each round's record.
+    training: keys of ``Training``: batch or rate, steps or epochs, lr, clip, sampling, select, ….
+
+    Guarantees
+    ----------
+    Every release is charged to the ledger before its noise is drawn; no client's spent ε exceeds its budget.
+    """
+    noises = planned_noises(Path(out)) if out is not None and resume else None
+    ready = prepare(clients, model, method, seed, model_options, {"rounds": rounds, **training}, noises)
+    folder = None if out is None else Folder.open(Path(out), ready.study, ready.plan, seed, resume)
+    with tempfile.TemporaryDirectory(prefix="sordino-") as scratch:
+        where = Path(ledger) if ledger else (folder.ledger if folder else Path(scratch) / "ledger.db")
+        with Ledger(where) as book:
+            return _train(ready, book, folder, torch_device(device), callbacks)
+
+
+def _train(
+    ready: Prepared, book: Ledger, folder: Folder | None, device: torch.device, callbacks: Sequence[Callback]
+) -> Run:
+    plan, private = ready.plan, ready.plan.method.private
+    run = folder.run if folder else uuid.uuid4().hex
+    payable = open_accounts(book, plan, run) if private else {}
+    gate = Gate(book if private else None, Keyed(ready.key), run)
+    setup = make_setup(ready, gate, payable, device)
+    state = folder.checkpoint(device) if folder else None
+    if state is None:
+        first = ready.engine.flatten(ready.template).to(device)
+        state = Checkpoint(0, first, first)
+    for now in simulate(setup, state):
+        if folder:
+            folder.keep(now)
+        for callback in callbacks:
+            callback(now.history[-1])
+    result = build_result(ready.study, plan, state, book if private else None, run, ready.seed, setup.observer)
+    done = Run(result, state.shown.detach().cpu(), ready.template)
+    if folder:
+        folder.finish(result, done.weights)
+    return done
+
+
+def open_accounts(book: Ledger, plan: Plan, run: str) -> dict[str, int]:
+    """Open an account for every client, declare the plan, and return how many turns each can pay."""
+    for client in plan.clients:
+        book.open_account(client.name, client.budget, simulated=True)
+    taking = [c for c in plan.clients if c.turns > 0]
+    return book.declare([LedgerPlan(c.name, run, (c.terms.event,), c.turns) for c in taking])
+
+
+def make_setup(ready: Prepared, gate: Gate, payable: dict[str, int], device: torch.device) -> Setup:
+    """Put data, engine, gate and observer together."""
+    clients, plan = ready.clients, ready.plan
+    valid = None if clients.valid.all() else torch.from_numpy(clients.valid).to(device)
+    records = Records(torch.from_numpy(clients.x).to(device), torch.from_numpy(clients.y).to(device), valid)
+    central = None
+    if clients.central is not None:
+        central = Records(*(torch.from_numpy(one).to(device) for one in clients.central))
+    held = [test if len(test) else train for test, train in zip(clients.test, clients.train)]
+    work = Work(ready.engine, plan.method.clip, plan.method.local, stack=device.type == "cuda")
+    loss = loss_by_name(ready.study["loss"])
+    observer = Observer(ready.engine, loss, records, held, clients.sizes, central, clients.task == "classification")
+    return Setup(plan, work, gate, records, clients.train, observer, payable, lambda turns: spending(plan, turns))
+
+
+def spending(plan: Plan, turns: np.ndarray) -> dict[str, float] | None:
+    """Min, median and max over private clients of the ε that this run has spent after these turns."""
+    bounded = [c for c in plan.clients if not c.budget.is_public]
+    if not plan.method.private or not 0 < len(bounded) <= SHOWN_CLIENTS:
+        return None
+    taken = dict(zip((c.name for c in plan.clients), turns.tolist()))
+    events = [[c.terms.event.times(c.terms.count * taken[c.name])] for c in bounded]
+    spent = composed_epsilon(events, [c.budget.delta for c in bounded])
+    return {"min": float(spent.min()), "median": float(np.median(spent)), "max": float(spent.max())}
+
+
+def torch_device(name: str) -> torch.device:
+    """``cpu``, ``cuda``, ``cuda:1`` or ``auto``."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise BadInput(f"device {name!r} is unknown: use cpu, cuda or auto") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise BadInput(f"device {name!r} was asked for, but this machine has no usable GPU: use cpu or auto")
+    return device

@@ -1,0 +1,125 @@
+"""A plan as a person reads it: what every client will spend and add, what it costs, what looks wrong."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Table
+
+from sordino.client.gradients import LayerPlan
+from sordino.methods import Plan
+
+
+@dataclass(frozen=True)
+class PlanView:
+    """What ``sd.plan`` returns: the plan, and ways to look at it."""
+
+    plan: Plan
+    dimension: int
+    layers: list[LayerPlan]
+
+    @property
+    def clients(self) -> list[dict[str, Any]]:
+        """Per client: records, budget, rate, steps, turns, noise, planned ε, noise over the largest signal."""
+        ratios = self.plan.noise_to_signal(self.dimension)
+        return [
+            {
+                "client": c.name,
+                "records": c.records,
+                "epsilon": c.budget.epsilon,
+                "delta": c.budget.delta,
+                "rate": c.terms.sampling.rate,
+                "batch": c.terms.divisor,
+                "steps": c.terms.count,
+                "turns": c.turns,
+                "noise": c.noise,
+                "planned_epsilon": c.epsilon,
+                "noise_to_signal": float(r),
+            }
+            for c, r in zip(self.plan.clients, ratios)
+        ]
+
+    @property
+    def noise_on_aggregate(self) -> float:
+        """Standard deviation of the noise on one coordinate of the size-weighted mean update of a full round."""
+        sizes = self.plan.population.sizes / self.plan.population.sizes.sum()
+        return float(np.sqrt((sizes**2 * self.plan.variances()).sum()))
+
+    @property
+    def gradients(self) -> float:
+        """Expected number of per-record gradients of the whole run."""
+        return float(sum(c.turns * c.terms.count * c.terms.divisor for c in self.plan.clients))
+
+    @property
+    def warnings(self) -> list[str]:
+        """What a careful reader would stop at."""
+        found = []
+        if not self.plan.method.private:
+            found.append(f"NOT PRIVATE: {self.plan.method.name} adds no noise and spends no budget; budgets are ignored")
+        for c in self.clients:
+            if c["noise_to_signal"] > 10:
+                found.append(
+                    f"{c['client']}'s update will be {c['noise_to_signal']:.0f} times more noise than signal "
+                    f"(ε={c['epsilon']:g}, batch {c['batch']:g}): a larger batch or more steps help"
+                )
+            if self.plan.method.private and c["planned_epsilon"] > c["epsilon"] * (1 + 1e-9):
+                found.append(
+                    f"{c['client']}'s noise was picked by {self.plan.method.calibration.by!r} and would spend "
+                    f"ε={c['planned_epsilon']:.3g} of {c['epsilon']:g}: its ledger will refuse the later rounds"
+                )
+            if c["delta"] > 1 / c["records"]:
+                found.append(f"{c['client']}'s δ={c['delta']:g} is above 1/n=1/{c['records']}: one record may leak whole")
+        idle = [c["client"] for c in self.clients if c["turns"] == 0]
+        if idle:
+            found.append(f"never asked under this schedule: {', '.join(idle)}")
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plan as plain values."""
+        return {
+            "method": {"name": self.plan.method.name, **self.plan.method.describe()},
+            "private": self.plan.method.private,
+            "rounds": self.plan.training.rounds,
+            "parameters": self.dimension,
+            "clients": self.clients,
+            "noise_on_aggregate": self.noise_on_aggregate,
+            "gradients": self.gradients,
+            "layers": [layer._asdict() for layer in self.layers],
+            "warnings": self.warnings,
+        }
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        plan = self.plan
+        yield f"[bold]{plan.method.name}[/bold]: {plan.method.summary or 'a method of your own'}"
+        yield "  " + ", ".join(f"{part} [cyan]{name}[/cyan]" for part, name in plan.method.describe().items())
+        table = Table(title=f"{len(plan.clients)} clients, {plan.training.rounds} rounds", header_style="bold")
+        for column in ("client", "n", "ε", "δ", "rate", "steps×turns", "noise z", "planned ε", "noise/signal"):
+            table.add_column(column, justify="left" if column == "client" else "right")
+        for c in self.clients:
+            planned = "∞" if math.isinf(c["planned_epsilon"]) else f"{c['planned_epsilon']:.4g}"
+            table.add_row(
+                c["client"],
+                str(c["records"]),
+                "∞" if math.isinf(c["epsilon"]) else f"{c['epsilon']:.3g}",
+                f"{c['delta']:.0e}",
+                f"{c['rate']:.4g}",
+                f"{c['steps']}×{c['turns']}",
+                f"{c['noise']:.3f}",
+                planned,
+                f"{c['noise_to_signal']:.2f}",
+            )
+        yield table
+        yield (
+            f"noise on one coordinate of the aggregate: {self.noise_on_aggregate:.2e} a round; "
+            f"{self.gradients:,.0f} per-record gradients of {self.dimension:,} parameters"
+        )
+        ways = {f"{layer.kind}: {layer.method}" for layer in self.layers}
+        yield f"gradient engine: {', '.join(sorted(ways))}"
+        for warning in self.warnings[:12]:
+            yield f"[yellow]warning[/yellow] {warning}"
+        if len(self.warnings) > 12:
+            yield f"[yellow]…and {len(self.warnings) - 12} more warnings[/yellow]"

@@ -1,0 +1,172 @@
+"""The simulation loop: equal to a plain loop, however rows are chunked; charged exactly; the same after a crash."""
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import sordino as sd
+from sordino.engine import simulate as simulation
+from sordino.privacy.ledger import Charge, Ledger, Plan
+from sordino.privacy.types import Event, Sampling
+from sordino.study import run as running
+
+_spec = importlib.util.spec_from_file_location("plain_loop", Path(__file__).with_name("plain_loop.py"))
+plain_loop = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(plain_loop)
+
+SETTINGS = {"rate": 0.2, "lr": 0.3, "clip": 0.7}
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_dp_fedavg_equals_a_plain_record_by_record_loop(digits, steps):
+    ready = running.prepare(digits, "logistic", "dp-fedavg", 0, None, {"rounds": 2, "steps": steps, **SETTINGS})
+    done = sd.train(digits, "logistic", "dp-fedavg", rounds=2, seed=0, steps=steps, **SETTINGS)
+    expected = plain_loop.dp_fedavg(ready.template, digits, ready.plan, ready.key, rounds=2)
+    assert plain_loop.close(done.weights, expected) < 1e-5
+
+
+def test_chunking_does_not_change_the_weights(digits, monkeypatch):
+    whole = sd.train(digits, "logistic", rounds=2, **SETTINGS)
+    monkeypatch.setattr(simulation, "CHUNK_BYTES", 1)
+    rows = sd.train(digits, "logistic", rounds=2, **SETTINGS)
+    assert plain_loop.close(rows.weights, whole.weights) < 1e-5
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_stacked_rows_give_the_same_weights_as_rows_one_by_one(digits, steps, monkeypatch):
+    """The layout that a GPU uses, on the CPU."""
+    one_by_one = sd.train(digits, "cnn-small", rounds=2, steps=steps, **SETTINGS)
+    plain = running.Work
+    monkeypatch.setattr(running, "Work", lambda *a, stack: plain(*a, stack=True))
+    stacked = sd.train(digits, "cnn-small", rounds=2, steps=steps, **SETTINGS)
+    assert plain_loop.close(stacked.weights, one_by_one.weights) < 1e-5
+
+
+def test_large_batches_are_cut_into_pieces_and_never_truncated(digits, monkeypatch):
+    whole = sd.train(digits, "logistic", rounds=1, steps=2, **SETTINGS)
+    plain = running.Work
+    monkeypatch.setattr(running, "Work", lambda *a, stack: plain(*a, stack=stack, most=3))
+    pieces = sd.train(digits, "logistic", rounds=1, steps=2, **SETTINGS)
+    assert plain_loop.close(pieces.weights, whole.weights) < 1e-5
+
+
+def test_fedavg_is_not_private_and_says_so(digits):
+    done = sd.train(digits, "logistic", "fedavg", rounds=2, **SETTINGS)
+    assert done.result["private"] is False
+    assert all(p["spent_epsilon"] == np.inf for p in done.privacy)
+
+
+def test_a_client_with_half_the_epsilon_adds_the_noise_it_should(digits):
+    plan = sd.plan(digits, "logistic", rounds=3, **SETTINGS).plan
+    for one in plan.clients:
+        budget = one.budget
+        expected = sd.privacy.calibrate(budget.epsilon, budget.delta, one.terms.sampling.rate, 3)
+        assert one.noise == pytest.approx(expected, rel=1e-3)
+        assert one.epsilon <= budget.epsilon
+
+
+def test_minimum_epsilon_gives_everyone_the_strictest_budget(digits):
+    done = sd.train(digits, "logistic", "minimum-epsilon", rounds=3, **SETTINGS)
+    strictest = min(b.epsilon for b in digits.budgets)
+    assert all(p["spent_epsilon"] <= strictest for p in done.privacy)
+
+
+def test_exactly_the_planned_releases_happen_and_are_charged(digits):
+    done = sd.train(digits, "logistic", rounds=3, steps=2, **SETTINGS)
+    for one in done.privacy:
+        assert [(r["what"], r["count"]) for r in one["releases"]] == [("gradient", 6)]
+        assert 0.97 * one["epsilon"] < one["spent_epsilon"] <= one["epsilon"]
+        assert one["replace_one_epsilon"] > one["spent_epsilon"]
+
+
+def test_a_common_ledger_is_cumulative_over_runs_and_refuses_to_be_overdrawn(digits, tmp_path):
+    first = sd.train(digits, "logistic", rounds=2, ledger=tmp_path / "l.db", **SETTINGS)
+    again = sd.train(digits, "logistic", rounds=2, ledger=tmp_path / "l.db", **SETTINGS)
+    for before, after in zip(first.privacy, again.privacy):
+        assert after["spent_epsilon"] <= after["epsilon"]
+        assert after["spent_epsilon"] >= before["spent_epsilon"]
+    assert again.metrics[-1]["participants"] == []
+    assert "could pay" in again.metrics[-1]["note"]
+
+
+def test_a_client_whose_budget_ends_sits_out_and_the_others_go_on(digits, tmp_path):
+    """One client has spent most of its budget in an earlier run; it takes part while it can pay."""
+    poor = digits.names[0]
+    with Ledger(tmp_path / "l.db") as book:
+        book.open_account(poor, digits.budgets[0], simulated=True)
+        noise = sd.privacy.calibrate(0.9 * digits.budgets[0].epsilon, digits.budgets[0].delta, 1.0, 1)
+        event = Event("gradient", Sampling.full(), noise)
+        book.declare([Plan(poor, "earlier", (event,), 1)])
+        book.charge([Charge(poor, "earlier", "once", "gradient", 1, "r")])
+    done = sd.train(digits, "logistic", rounds=6, ledger=tmp_path / "l.db", **SETTINGS)
+    took = [poor in one["participants"] for one in done.metrics]
+    assert took[0]
+    assert not took[-1]
+    assert all(set(digits.names[1:]) <= set(one["participants"]) for one in done.metrics)
+    assert all(p["spent_epsilon"] <= p["epsilon"] for p in done.privacy)
+
+
+def test_null_records_count_in_n_and_contribute_nothing(digits):
+    """A record that is invalid is as if its gradient were zero: same sampling, same divisor."""
+    from dataclasses import replace
+
+    valid = digits.valid.copy()
+    gone = digits.train[0][:5]
+    valid[gone] = False
+    x = digits.x.copy()
+    x[gone] = np.nan
+    nulled = replace(digits, valid=valid, x=x)
+    assert nulled.sizes.tolist() == digits.sizes.tolist()
+    for steps in (1, 2):
+        done = sd.train(nulled, "logistic", rounds=2, steps=steps, **SETTINGS)
+        assert torch.isfinite(done.weights).all()
+        assert np.isfinite(done.result["final"]["loss"])
+
+
+SCRIPT = """
+import sys, time
+import sordino as sd
+import torch
+torch.set_num_threads(1)
+clients = sd.data.load("digits").subset(600, seed=0).partition("dirichlet", clients=6, beta=0.5, seed=0, minimum=30)
+clients = clients.with_budgets([0.5, 1.0, 2.0, 4.0, 8.0, 1.0], delta=1e-4)
+sd.train(clients, "logistic", rounds=12, steps=2, rate=0.2, lr=0.3, clip=0.7, out=sys.argv[1], resume=True,
+         callbacks=[lambda record: time.sleep(0.05)])
+"""
+
+
+def test_a_killed_run_resumes_to_the_same_weights_and_the_same_charges(digits, tmp_path):
+    whole = sd.train(digits, "logistic", rounds=12, steps=2, out=tmp_path / "whole", **SETTINGS)
+    for _ in range(3):
+        process = subprocess.Popen([sys.executable, "-c", SCRIPT, str(tmp_path / "cut")])
+        log = tmp_path / "cut" / "log.jsonl"
+        lines = len(log.read_text().splitlines()) if log.exists() else 0
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and process.poll() is None:
+            if log.exists() and len(log.read_text().splitlines()) > lines + 1:
+                break
+            time.sleep(0.005)
+        time.sleep(np.random.default_rng(lines).uniform(0, 0.05))
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    resumed = sd.train(digits, "logistic", rounds=12, steps=2, out=tmp_path / "cut", resume=True, **SETTINGS)
+    assert torch.equal(resumed.weights, whole.weights)
+    with Ledger(tmp_path / "whole" / "ledger.db") as a, Ledger(tmp_path / "cut" / "ledger.db") as b:
+        for name in digits.names:
+            assert a.spent(name) == b.spent(name)
+    kept = [json.loads(line) for line in (tmp_path / "cut" / "log.jsonl").read_text().splitlines()]
+    assert [one["round"] for one in kept] == list(range(1, 13))
+
+
+def test_a_diverging_run_stops_with_a_clear_message(digits):
+    with pytest.raises(sd.SordinoError, match="diverged; use a smaller training.lr"):
+        sd.train(digits, "logistic", "fedavg", rounds=3, lr=1e30, server_lr=1e30, rate=0.5)

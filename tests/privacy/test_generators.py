@@ -1,0 +1,96 @@
+"""Randomness: keyed streams never collide and do not depend on chunking; secret ones cannot be repeated or stored."""
+
+import itertools
+import os
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from sordino.errors import SordinoError
+from sordino.privacy.generators import Keyed, Secret, Turn, draw
+from sordino.privacy.types import Sampling
+
+
+def test_every_part_of_the_key_gives_another_stream():
+    draws = set()
+    kinds = itertools.product(("r1", "r2"), ("a", "b"), (1, 2), (0, 1), ("gradient", "loss"), (0, 1))
+    for run, client, number, copy, what, step in kinds:
+        out = Keyed(run).normal([Turn(client, number, copy)], what, step, torch.empty(1, 8))
+        draws.add(tuple(out[0].tolist()))
+    assert len(draws) == 64
+
+
+def test_keys_cannot_be_confused_by_joining_their_parts():
+    first = Keyed("ab").normal([Turn("c", 1)], "x", 0, torch.empty(1, 4))
+    second = Keyed("a").normal([Turn("bc", 1)], "x", 0, torch.empty(1, 4))
+    assert not torch.equal(first, second)
+
+
+def test_noise_does_not_depend_on_chunking_bit_for_bit():
+    turns = [Turn(f"c{i}", 3) for i in range(7)]
+    whole = Keyed("k").normal(turns, "gradient", 2, torch.empty(7, 1001))
+    parts = [Keyed("k").normal(turns[i : i + n], "gradient", 2, torch.empty(n, 1001)) for i, n in ((0, 3), (3, 1), (4, 3))]
+    assert torch.equal(whole, torch.cat(parts))
+
+
+def test_noise_is_standard_normal_and_rows_are_independent():
+    out = Keyed("k").normal([Turn("a", 1), Turn("b", 1)], "gradient", 0, torch.empty(2, 50_000)).numpy()
+    assert stats.kstest(out[0], "norm").pvalue > 1e-3
+    assert abs(np.corrcoef(out)[0, 1]) < 0.02
+
+
+def test_sampling_and_noise_do_not_share_a_stream():
+    source, turn = Keyed("k"), Turn("a", 1)
+    coins = np.random.Generator(np.random.Philox(key=source._key(turn, "gradient", "sampling", 0))).random(4)
+    noise = np.random.Generator(np.random.Philox(key=source._key(turn, "gradient", "noise", 0))).random(4)
+    assert not np.allclose(coins, noise)
+
+
+@pytest.mark.parametrize("source", [Keyed("k"), Secret()], ids=["keyed", "secret"])
+def test_poisson_draws_are_independent_coins(source):
+    """Inclusion counts match the rate, pairs of records and pairs of steps are uncorrelated, sizes are binomial."""
+    batches = source.batches(Turn("a", 1), "gradient", Sampling.poisson(0.3), 50, 4000)
+    hits = np.zeros((4000, 50))
+    for step, batch in enumerate(batches):
+        hits[step, batch] = 1
+    assert hits.mean() == pytest.approx(0.3, abs=0.01)
+    correlation = np.corrcoef(hits.T) - np.eye(50)
+    assert np.abs(correlation).max() < 0.08
+    assert np.abs(np.corrcoef(hits[:-1].ravel(), hits[1:].ravel())[0, 1]) < 0.01
+    assert hits.sum(1).var() == pytest.approx(50 * 0.3 * 0.7, rel=0.1)
+
+
+def test_fixed_draws_have_the_exact_size_without_repeats_and_cover_evenly():
+    generator = np.random.default_rng(0)
+    batches = [draw(generator, Sampling.fixed(7, 20), 20) for _ in range(3000)]
+    assert all(len(set(b.tolist())) == 7 for b in batches)
+    counts = np.bincount(np.concatenate(batches), minlength=20)
+    assert stats.chisquare(counts).pvalue > 1e-3
+
+
+def test_full_draws_are_everything():
+    assert draw(np.random.default_rng(0), Sampling.full(), 5).tolist() == [0, 1, 2, 3, 4]
+
+
+def test_secret_noise_never_repeats_and_is_never_stored():
+    first, second = Secret(), Secret()
+    turn = [Turn("a", 1)]
+    values = [s.normal(turn, "gradient", 0, torch.empty(1, 16)).clone() for s in (first, first, second)]
+    assert not any(torch.equal(a, b) for a, b in itertools.combinations(values, 2))
+    with pytest.raises(SordinoError, match="never"):
+        pickle.dumps(first)
+
+
+def test_a_forked_child_does_not_repeat_its_parents_noise():
+    source = Secret()
+    reader, writer = os.pipe()
+    if os.fork() == 0:
+        os.write(writer, source.normal([Turn("a", 1)], "g", 0, torch.empty(1, 8)).numpy().tobytes())
+        os._exit(0)
+    os.wait()
+    child = np.frombuffer(os.read(reader, 32), dtype=np.float32)
+    parent = source.normal([Turn("a", 1)], "g", 0, torch.empty(1, 8))[0].numpy()
+    assert not np.array_equal(child, parent)

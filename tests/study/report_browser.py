@@ -1,0 +1,82 @@
+"""Open a report in headless Chromium; as a program, take its picture:
+
+python tests/study/report_browser.py REPORT.html docs/report.png --width 1280 --height 1600 --theme light
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+FLAGS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+REMEDY = "chromium is not installed: apt-get install chromium"
+
+
+@dataclass
+class Seen:
+    """What a page did beside being shown."""
+
+    requests: list[str] = field(default_factory=list)
+    complaints: list[str] = field(default_factory=list)
+
+
+@contextmanager
+def chromium() -> Iterator:
+    """A headless browser; None where there is none installed."""
+    program = shutil.which("chromium")
+    if program is None:
+        yield None
+        return
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=program, args=list(FLAGS))
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+def opened(browser, path: Path, width: int = 1280, height: int = 900, theme: str = "light"):
+    """A page with the report loaded from disk, and what it asked for and complained about on the way."""
+    seen = Seen()
+    page = browser.new_page(viewport={"width": width, "height": height}, color_scheme=theme)
+    page.on("request", lambda request: seen.requests.append(request.url))
+    page.on("pageerror", lambda error: seen.complaints.append(str(error)))
+    page.on("console", lambda message: seen.complaints.append(message.text) if message.type in BAD else None)
+    page.goto(path.resolve().as_uri(), wait_until="load")
+    return page, seen
+
+
+BAD = ("error", "warning")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Take a picture of a report.")
+    parser.add_argument("report", type=Path)
+    parser.add_argument("picture", type=Path)
+    parser.add_argument("--width", type=int, default=1280)
+    parser.add_argument("--height", type=int, default=900)
+    parser.add_argument("--theme", choices=("light", "dark"), default="light")
+    parser.add_argument("--whole", action="store_true", help="the whole page, not only the first screen")
+    chosen = parser.parse_args()
+    with chromium() as browser:
+        if browser is None:
+            parser.exit(2, REMEDY + "\n")
+        page, _ = opened(browser, chosen.report, chosen.width, chosen.height, chosen.theme)
+        page.screenshot(path=chosen.picture, full_page=chosen.whole)
+
+
+if __name__ == "__main__":
+    main()
