@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import numpy as np
 import pytest
@@ -17,6 +18,29 @@ MANY = [f"c{k}" for k in range(20_000)]
 @pytest.fixture(scope="module")
 def twenty():
     return load("digits").partition("iid", clients=20)
+
+
+TABLE_4 = {
+    "dist1": "1 N(2.0, 1.0)",
+    "dist2": "0.2 N(0.2, 0.01) 0.6 N(1.0, 0.1) 0.2 N(5.0, 1.0)",
+    "dist3": "U[0.2, 5]",
+    "dist4": "0.2 N(0.2, 0.01) 0.6 N(0.5, 0.1) 0.2 N(2.0, 1.0)",
+    "dist5": "U[0.2, 2]",
+    "dist6": "0.3 N(0.2, 0.01) 0.5 N(0.5, 0.1) 0.2 N(1.0, 0.1)",
+    "dist7": "U[0.2, 1]",
+    "dist8": "0.6 N(0.2, 0.01) 0.4 N(0.5, 0.1)",
+    "dist9": "U[0.2, 0.5]",
+}
+
+
+@pytest.mark.parametrize("name", sorted(TABLE_4))
+def test_the_distributions_are_those_of_table_4(name):
+    numbers = [float(number) for number in re.findall(r"[\d.]+", TABLE_4[name])]
+    if TABLE_4[name].startswith("U"):
+        assert UNIFORMS[name] == tuple(numbers)
+    else:
+        parts = [value for w, mean, var in MIXTURES[name] for value in (w, mean, math.sqrt(var))]
+        assert parts == pytest.approx(numbers)
 
 
 def plain_draws(parts, count, random):

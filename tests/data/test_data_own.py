@@ -183,6 +183,22 @@ def test_files_as_spreadsheets_write_them(tmp_path):
     assert federation.y.tolist() == [1, 0]
 
 
+def test_line_breaks_in_cells_do_not_split_records_of_a_large_file(tmp_path):
+    rows = "".join(f'yes,{k % 100},"a\nb\nc, {"x" * 20}"\n' for k in range(60_000))
+    (tmp_path / "a.csv").write_text("outcome,age,remark\n" + rows, encoding="utf-8")
+    schema = {"target": "outcome", "classes": ["no", "yes"], "numeric": {"age": [0, 100]}}
+    federation = from_folder(tmp_path, schema, test=0.0)
+    assert federation.sizes.tolist() == [60_000]
+    assert federation.x[99, 0] == pytest.approx(0.99)
+
+
+def test_the_seed_governs_which_records_a_natural_client_tests_on():
+    pair = (np.ones((100, 1)), np.zeros(100, dtype=int))
+    tests = [set(from_arrays([pair], classes=2, seed=seed).test[0].tolist()) for seed in (0, 0, 1)]
+    assert tests[0] == tests[1] != tests[2]
+    assert len(tests[0]) == 20
+
+
 def test_numbers_written_in_other_ways_are_read_in_a_mixed_column(tmp_path):
     (tmp_path / "a.csv").write_text("age,outcome\n+5,yes\n1e1,no\n 15.0 ,no\n.5e2,no\nx,no\n", encoding="utf-8")
     schema = {"target": "outcome", "classes": ["no", "yes"], "numeric": {"age": [0, 100]}}
@@ -196,6 +212,14 @@ def test_a_missing_category_is_other_unless_a_fill_is_declared(tmp_path):
     assert from_folder(tmp_path, SCHEMA, test=0.0).x[0, 2:].tolist() == [0, 0, 1]
     filled = {**SCHEMA, "fill": {"income": 10, "sex": "m"}}
     assert from_folder(tmp_path, filled, test=0.0).x[0, 2:].tolist() == [0, 1, 0]
+
+
+def test_words_for_missing_can_be_declared_and_nan_is_always_one(tmp_path):
+    (tmp_path / "a.csv").write_text("age,income,sex,outcome\n50,-,f,yes\n50,NaN,f,yes\n50,,f,yes\n", encoding="utf-8")
+    federation = from_folder(tmp_path, {**SCHEMA, "missing": ["-"]}, test=0.0)
+    assert federation.x == pytest.approx(np.array([by_hand(50, None, "f")] * 3), abs=1e-6)
+    with pytest.raises(BadInput, match="row 1, column 'income': - is not a number"):
+        from_folder(tmp_path, SCHEMA)
 
 
 def test_folders_without_usable_clients_are_refused(tmp_path):

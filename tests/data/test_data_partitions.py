@@ -244,6 +244,9 @@ def test_null_rows_count_as_training_records_and_are_never_tested_on():
     assert federation.sizes.tolist() == [15] * 4
     assert all(data.valid[part].all() for part in federation.test)
     assert not data.valid[np.concatenate(federation.train)].all()
+    held, _ = data.partition("iid", clients=4, central=0.5).central
+    assert 0 < len(held) < 50
+    assert all(data.valid[int(record[0])] for record in held)
 
 
 @pytest.mark.parametrize(

@@ -57,3 +57,9 @@ def forked(work: Callable[[], None]) -> int:
 def ended_well(child: int) -> bool:
     """Wait for a forked process; whether it ended without an error."""
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def all_end_well(*works: Callable[[], None]) -> bool:
+    """Run all at once, each in a process of its own; whether all ended without an error."""
+    results = [ended_well(child) for child in [forked(work) for work in works]]
+    return all(results)

@@ -176,15 +176,34 @@ def test_an_older_copy_put_back_while_the_ledger_is_open_is_noticed(path: Path, 
         ledger.charge([charge("even later")])
 
 
-def test_a_ledger_that_went_its_own_way_does_not_fit_the_anchor(path: Path, tmp_path: Path) -> None:
-    shutil.copy(path, tmp_path / "fork.db")
-    shutil.copy(anchor_path(path), anchor_path(tmp_path / "fork.db"))
-    for name, key in ((path, "one"), (tmp_path / "fork.db", "two")):
-        with Ledger(name) as ledger:
+def fork_of(path: Path, *keys: str) -> bytes:
+    """The ledger as it would be had these draws been charged instead, one by one."""
+    folder = path.parent / "fork"
+    folder.mkdir()
+    shutil.copy(anchor_path(path), folder)
+    with Ledger(shutil.copy(path, folder)) as ledger:
+        for key in keys:
             ledger.charge([charge(key)])
-    shutil.copy(tmp_path / "fork.db", path)
+    return (folder / path.name).read_bytes()
+
+
+@pytest.mark.parametrize("keys", [("two",), ("two", "three")])
+def test_a_ledger_that_went_its_own_way_does_not_fit_the_anchor(path: Path, keys: tuple[str, ...]) -> None:
+    fork = fork_of(path, *keys)
+    with Ledger(path) as ledger:
+        ledger.charge([charge("one")])
+    path.write_bytes(fork)
     with pytest.raises(LedgerDamaged):
         Ledger(path)
+
+
+def test_a_ledger_of_the_same_length_put_in_place_of_an_open_one_is_noticed(path: Path) -> None:
+    fork = fork_of(path, "three", "four")
+    ledger = Ledger(path)
+    ledger.charge([charge("one"), charge("two")])
+    path.write_bytes(fork)
+    with pytest.raises(LedgerDamaged, match="not the one seen before"):
+        ledger.charge([charge("five")])
 
 
 def test_another_ledger_in_its_place_is_noticed(path: Path, tmp_path: Path) -> None:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
-from ledger_cases import charge, ended_well, forked, plan, small_ledger
+from ledger_cases import GRADIENT, all_end_well, charge, plan, small_ledger
 
 from sordino.errors import BudgetRefused
 from sordino.privacy import accounting
-from sordino.privacy.ledger import Ledger
-from sordino.privacy.types import Budget, Event, Sampling
+from sordino.privacy.book import Book
+from sordino.privacy.ledger import Ledger, Plan
+from sordino.privacy.planning import payable
+from sordino.privacy.types import Budget
 
 CHARGES = 60
 
@@ -30,8 +35,7 @@ def test_no_charge_is_lost(tmp_path: Path) -> None:
             for i in range(CHARGES):
                 ledger.charge([charge(f"{name} {i}", count=1)])
 
-    children = [forked(lambda name=name: hammer(name)) for name in ("one", "two")]  # type: ignore[misc]
-    assert all([ended_well(child) for child in children])
+    assert all_end_well(partial(hammer, "one"), partial(hammer, "two"))
     assert total(path) == 2 * CHARGES
 
 
@@ -44,8 +48,7 @@ def test_the_same_key_from_two_processes_is_two_charges(tmp_path: Path) -> None:
             for i in range(20):
                 ledger.charge([charge(f"round {i}", count=1)])
 
-    children = [forked(hammer), forked(hammer)]
-    assert all([ended_well(child) for child in children])
+    assert all_end_well(hammer, hammer)
     assert total(path) == 40
 
 
@@ -54,19 +57,17 @@ def test_together_they_stop_exactly_at_the_cap(tmp_path: Path) -> None:
     small_ledger(path, turns=5).close()  # 50 gradients
 
     def hammer(name: str) -> None:
-        with Ledger(path) as ledger:
-            with pytest.raises(BudgetRefused):
-                for i in range(CHARGES):
-                    ledger.charge([charge(f"{name} {i}", count=1)])
+        with Ledger(path) as ledger, suppress(BudgetRefused):
+            for i in range(CHARGES):
+                ledger.charge([charge(f"{name} {i}", count=1)])
+            raise AssertionError("one process alone could charge everything")
 
-    children = [forked(lambda name=name: hammer(name)) for name in ("one", "two")]  # type: ignore[misc]
-    assert all([ended_well(child) for child in children])
+    assert all_end_well(partial(hammer, "one"), partial(hammer, "two"))
     assert total(path) == 50
 
 
 def test_plans_declared_at_once_fit_the_budget_together(tmp_path: Path) -> None:
     path = tmp_path / "ledger.db"
-    event = Event("gradient", Sampling.poisson(0.05), 2.0, 10)
     with Ledger(path) as ledger:
         ledger.open_account("hospital 3", Budget(2.0, 1e-5))
 
@@ -74,11 +75,33 @@ def test_plans_declared_at_once_fit_the_budget_together(tmp_path: Path) -> None:
         with Ledger(path) as ledger:
             ledger.declare([plan(20, run=run)])
 
-    children = [forked(lambda run=run: declare(run)) for run in ("one", "two", "three")]  # type: ignore[misc]
-    assert all([ended_well(child) for child in children])
+    assert all_end_well(*(partial(declare, run) for run in ("one", "two", "three")))
     with Ledger(path) as ledger:
         turns = sum(standing.payable for standing in ledger.standings("hospital 3"))
-    assert turns == accounting.affordable([event], Budget(2.0, 1e-5), 60)
+    assert turns == accounting.affordable([GRADIENT], Budget(2.0, 1e-5), 60)
+
+
+def test_a_plan_is_measured_again_when_another_one_came_in_between(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "ledger.db"
+    budget = Budget(2.0, 1e-5)
+    with Ledger(path) as ledger:
+        ledger.open_account("hospital 3", budget)
+        measured: list[dict[str, int]] = []
+
+        def interrupted(book: Book, plans: Sequence[Plan]) -> dict[str, int]:
+            measured.append(payable(book, plans))
+            if len(measured) == 1:
+                with monkeypatch.context() as patch, Ledger(path) as other:
+                    patch.setattr("sordino.privacy.ledger.payable", payable)
+                    assert other.declare([plan(20, run="first")]) == {"hospital 3": 20}
+            return measured[-1]
+
+        monkeypatch.setattr("sordino.privacy.ledger.payable", interrupted)
+        turns = ledger.declare([plan(20, run="second")])
+    assert measured[0] == {"hospital 3": 20}
+    assert turns == measured[1] == {"hospital 3": accounting.affordable([GRADIENT], budget, 100) - 20}
 
 
 def test_processes_that_create_it_at_once_share_one_ledger(tmp_path: Path) -> None:
@@ -88,8 +111,7 @@ def test_processes_that_create_it_at_once_share_one_ledger(tmp_path: Path) -> No
         with Ledger(path) as ledger:
             ledger.open_account(name, Budget(2.0, 1e-5))
 
-    children = [forked(lambda i=i: create(f"client {i}")) for i in range(6)]  # type: ignore[misc]
-    assert all([ended_well(child) for child in children])
+    assert all_end_well(*(partial(create, f"client {i}") for i in range(6)))
     with Ledger(path) as ledger:
         ledger.verify()
         assert sorted(account.client for account in ledger.accounts()) == [f"client {i}" for i in range(6)]

@@ -8,7 +8,7 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from ledger_cases import REQUEST, charge, ended_well, forked, plan, small_ledger
+from ledger_cases import REQUEST, all_end_well, charge, ended_well, forked, plan, small_ledger
 
 from sordino.errors import BadInput, LedgerDamaged
 from sordino.privacy import ledger_file
@@ -94,8 +94,7 @@ def test_killed_in_the_middle_of_a_migration_it_migrates_again(tmp_path: Path, m
 def test_two_processes_that_migrate_at_once_migrate_once(tmp_path: Path) -> None:
     path = tmp_path / "old.db"
     version_one(path)
-    children = [forked(lambda: Ledger(path).close()) for _ in range(4)]
-    assert all([ended_well(child) for child in children])
+    assert all_end_well(*[lambda: Ledger(path).close()] * 4)
     with Ledger(path) as ledger:
         assert ledger.head[0] == 5
 

@@ -5,6 +5,7 @@ import math
 import time
 
 import cvxpy as cp
+import mpmath
 import numpy as np
 import pytest
 from scipy.optimize import minimize_scalar
@@ -50,6 +51,35 @@ def certified_gap(p, n, v, weight):
     for one, c in zip(moved, pull):
         gradient.append((one if one else min(1.0, max(-1.0, (level - c) / slope))) * slope + c)
     return math.fsum(a * g for a, g in zip(p, gradient)) - min(gradient)
+
+
+def by_bisection(n, v, weight):
+    """The optimum value in 40 digits: for every hi the lo that moves as much mass, until hi − lo = 2f. Plain loops."""
+    with mpmath.workdps(40):
+        noise = [mpmath.mpf(weight) * mpmath.mpf(one) for one in v]
+        u = [mpmath.mpf(one) / sum(mpmath.mpf(other) for other in n) for one in n]
+        marginal = [a * b for a, b in zip(u, noise)]
+
+        def solve(is_too_high):
+            low, high = mpmath.mpf(0), max(marginal)
+            while high - low > high * mpmath.mpf("1e-30"):
+                middle = mpmath.sqrt(low * high) if low > 0 else high / 1000
+                low, high = (low, middle) if is_too_high(middle) else (middle, high)
+            return high
+
+        def at(high):
+            mass = sum((y - high) / w for y, w in zip(marginal, noise) if y > high)
+            low = mpmath.mpf(0)
+            if min(noise) > 0:
+                low = solve(lambda lo: sum((lo - y) / w for y, w in zip(marginal, noise) if y < lo) >= mass)
+            square = sum(min(max(y, low), high) ** 2 / w for y, w in zip(marginal, noise) if w > 0)
+            return low, 2 * mass + mpmath.sqrt(4 * mass**2 + square)
+
+        def is_wide(high):
+            low, value = at(high)
+            return high - low > 2 * value
+
+        return float(at(solve(is_wide))[1])
 
 
 def instance(kind, source):
@@ -115,6 +145,22 @@ def test_optimal_and_positive_however_far_apart_the_variances_lie(spread, weight
         assert (p > 0.0).all()
         assert abs(math.fsum(p) - 1.0) <= 1e-12
         assert certified_gap(p, n, v, weight) <= 1e-12 * max(1.0, plain_objective(p, n, v, weight))
+
+
+@pytest.mark.parametrize(
+    ("n", "v", "weight"),
+    [
+        ([0.9, 0.0014, 0.7, 0.2], [3.8e-32, 5.1e-18, 2.5e-25, 0.0099], 1.5e25),
+        ([1.1, 1.05, 1.0], [1e-4, 1.1e-24, 3.7e-29], 7e26),
+        ([5.0, 1e-4, 3.0, 2.0], [0.0, 1e-9, 1e-30, 1.0], 1e12),
+        ([1.0, 2.0, 3.0, 4.0], [1.0, 2.0, 3.0, 0.1], 40.0),
+        ([1e6, 1.0, 1.0], [1e-3, 1e-12, 1.0], 1e9),
+    ],
+)
+def test_clients_lowered_almost_to_nothing_do_not_spoil_the_others(n, v, weight):
+    p = privacy_aware(n, v, weight)
+    assert plain_objective(p, n, v, weight) == pytest.approx(by_bisection(n, v, weight), rel=1e-12)
+    assert (p > 0.0).all()
 
 
 @pytest.mark.parametrize("scale", [1e-305, 1e-150, 1e150, 1e298])

@@ -138,6 +138,7 @@ def test_choose_takes_the_largest_losses_below_the_cap():
     used, caps = np.array([0, 3, 0, 0, 0]), np.array([3, 3, 3, 3, 3])
     assert choose([0, 1, 2, 4], [0.5, 9.0, 0.7, 0.6], 2, used, caps).tolist() == [2, 4]
     assert choose([0, 2, 4], [0.5, math.nan, 0.6], 2, used, caps).tolist() == [4, 0]
+    assert choose([0, 2], [math.nan, 0.6], 2, used, caps).tolist() == [2]
     assert choose([3, 0, 2], [1.0, 1.0, 1.0], 2, used, caps).tolist() == [3, 0]
     assert choose([1, 0, NOBODY], [5.0, 1.0, 7.0], 2, used, caps).tolist() == [0]
     assert choose([1], [5.0], 2, used, caps).tolist() == []

@@ -61,6 +61,9 @@ def test_without_compensates_for_those_who_remain():
     for client, share, chance in zip(remaining, u, q):
         np.testing.assert_allclose(left.weights[left.asked == client], share / chance, rtol=1e-12)
     np.testing.assert_allclose(left.probabilities, [q[0], 0.0, q[1], 0.0], rtol=1e-12)
+    refilled = within(left, math.inf)
+    present = refilled.asked != NOBODY
+    np.testing.assert_allclose(refilled.weights[present], left.weights[present], rtol=1e-12)
 
 
 def test_within_never_exceeds_the_turns_and_fills_every_place_it_can():

@@ -37,6 +37,7 @@ def result(
     floor = min(e for e in allowed if e is not None)
     top, pace = RATES.get(method, (0.78 + 0.03 * (hash_of(method) % 4), 7.0 + hash_of(method) % 5))
     offsets = [world.gauss(0, 0.04) + (0.0 if e is None else 0.03 * math.log10(e)) for e in allowed]
+    shares = weights(method, names, allowed, sizes)
     rows = []
     for number in range(1, rounds + 1):
         level = top * (1 - 0.88 * math.exp(-number / pace)) + luck * (1 - number / rounds / 2) + draw.gauss(0, 0.006)
@@ -51,7 +52,7 @@ def result(
                 if not private
                 else {key: e * math.sqrt(number / rounds) for key, e in (("min", 0.2), ("median", 0.9), ("max", 5.4))},
                 "participants": names,
-                "weights": weights(method, names, allowed, sizes),
+                "weights": shares,
                 "noise_power": 0.0
                 if not private
                 else (0.4 if method == "dp-fedavg" else 3.9) + abs(draw.gauss(0, 0.02)),
@@ -61,12 +62,16 @@ def result(
     return {
         "schema": 1,
         "study": {
-            "study": {"name": "digits-demo", "seed": seed, "rounds": rounds, "device": "cpu"},
-            "data": {"name": "digits", "partition": "dirichlet", "beta": 0.3, "clients": clients, "sizes": sizes},
-            "budgets": {"name": "dist2", "delta": 1e-5},
+            "data": {
+                "source": {"name": "digits"},
+                "partition": {"kind": "dirichlet", "clients": clients, "seed": seed, "beta": 0.3, "topped_up": seed},
+                "budgets": {"spec": "dist2", "delta": 1e-5, "seed": seed},
+            },
+            "budgets": allowed,
+            "sizes": sizes,
             "model": {"name": "cnn-small"},
             "method": {"name": method},
-            "training": {"rate": 0.1, "steps": 1, "lr": 0.5, "clip": 1.0},
+            "training": {"rounds": rounds, "rate": 0.1, "steps": 1, "lr": 0.5, "clip": 1.0},
         },
         "method": method,
         "seed": seed,

@@ -10,6 +10,7 @@ import os
 import re
 import subprocess
 import sys
+from decimal import Decimal
 from html import unescape
 
 import pytest
@@ -55,7 +56,7 @@ def with_privacy(result: dict, **changes) -> dict:
     return changed
 
 
-# ---- is it private ------------------------------------------------------------------------------------------------
+# ---- is it private ----
 
 
 def test_a_private_run_says_so_and_says_it_is_a_simulation():
@@ -107,11 +108,10 @@ def test_public_clients_are_named_and_do_not_spoil_the_others():
     told = first_screen([fixture.result(public=2)])
     assert "Declared public, without protection: client-00 and client-01." in told
     assert "Every client stayed within" in told
-    assert "NOT PRIVATE" in first_screen([fixture.result(clients=2, public=1) | {"privacy": [public_entry()]}])
-
-
-def public_entry() -> dict:
-    return fixture.privacy_entry("client-00", None, True, None, 40)
+    everyone = fixture.result()
+    for entry in everyone["privacy"]:
+        entry |= {"epsilon": None, "spent_epsilon": None}
+    assert "NOT PRIVATE" in first_screen([everyone])
 
 
 def test_exactly_the_budget_is_within_the_budget():
@@ -160,7 +160,7 @@ def test_what_the_guarantee_does_not_cover_is_said():
 def test_a_deployment_is_not_called_a_simulation():
     page = page_of([fixture.result() | {"simulated": False}])
     assert '<span class="badge">Deployment</span>' in page
-    assert '<p class="simulation" hidden>' in page
+    assert "This was a simulation." not in page
 
 
 def test_displayed_epsilon_never_looks_smaller_than_it_is():
@@ -173,7 +173,7 @@ def test_displayed_epsilon_never_looks_smaller_than_it_is():
     assert as_epsilon(math.inf) == "∞"
 
 
-# ---- is it good, is it fair ---------------------------------------------------------------------------------------
+# ---- is it good, is it fair ----
 
 
 def test_curves_are_mean_and_deviation_over_the_seeds_that_evaluated_a_round():
@@ -220,12 +220,21 @@ def test_one_seed_has_no_deviation_and_no_band():
     ]
 
 
-def test_a_method_without_budgets_is_drawn_at_the_budgets_its_clients_declared_elsewhere():
+def test_a_method_that_is_not_private_is_drawn_at_the_budgets_its_clients_declared():
     results = fixture.comparison(seeds=(0,))
     traces = {trace["name"]: trace for trace in chart(results, "accuracy-budget")["traces"]}
     assert traces["fedavg"]["x"] == traces["dp-fedavg"]["x"] == pytest.approx(fixture.budgets(12), rel=1e-3)
-    alone = [one["id"] for one in data_of([fixture.result("fedavg")])["charts"]]
-    assert "accuracy-budget" not in alone
+    alone = fixture.result("fedavg")
+    del alone["study"]["budgets"]
+    assert "accuracy-budget" not in [one["id"] for one in data_of([alone])["charts"]]
+
+
+def test_sizes_come_from_the_study_or_from_the_privacy_entries():
+    result = fixture.result()
+    assert [client.size for client in grouped([result])[0].runs[0].clients] == result["study"]["sizes"]
+    for place, entry in enumerate(result["privacy"]):
+        entry["n"] = 100 + place
+    assert [client.size for client in grouped([result])[0].runs[0].clients] == list(range(100, 112))
 
 
 def test_clients_are_ordered_from_the_strictest_budget():
@@ -235,7 +244,7 @@ def test_clients_are_ordered_from_the_strictest_budget():
     assert names == sorted(budgets, key=budgets.get)
 
 
-# ---- who contributed ------------------------------------------------------------------------------------------------
+# ---- who contributed ----
 
 
 def test_participation_counts_virtual_copies_and_understands_positions():
@@ -263,7 +272,7 @@ def test_diagnostics_are_drawn_or_named():
     assert "Recorded but not drawn: number 4 and number 5." in page_of([result])
 
 
-# ---- what was run ---------------------------------------------------------------------------------------------------
+# ---- what was run ----
 
 
 def test_runs_versions_and_settings_are_listed():
@@ -282,12 +291,26 @@ def test_a_sweep_is_told_apart_by_what_differs():
     assert [len(group.runs) for group in groups] == [2, 2]
 
 
+def test_what_a_seed_decides_does_not_split_a_method():
+    results = fixture.comparison(("dp-fedavg",), (0, 1))
+    results[1]["study"]["budgets"] = results[1]["study"]["budgets"][::-1]
+    results[1]["study"]["sizes"] = results[1]["study"]["sizes"][::-1]
+    assert [(group.label, len(group.runs)) for group in grouped(results)] == [("dp-fedavg", 2)]
+
+
+def test_seeds_that_charged_differently_have_their_own_client_tables():
+    results = fixture.comparison(("dp-fedavg",), (0, 1, 2))
+    results[1] = with_privacy(results[1], epsilon=7.0)
+    labels = [sheet["label"] for sheet in data_of(results)["clients"]["sheets"]]
+    assert labels == ["dp-fedavg, seeds 0, 2", "dp-fedavg, seed 1"]
+
+
 def test_the_same_run_given_twice_is_not_two_seeds():
     groups = grouped([fixture.result(), fixture.result()])
     assert [group.label for group in groups] == ["dp-fedavg", "dp-fedavg (2)"]
 
 
-# ---- everything is optional, nothing is trusted ---------------------------------------------------------------------
+# ---- everything is optional, nothing is trusted ----
 
 
 def test_every_field_but_the_method_may_be_missing():
@@ -333,7 +356,7 @@ def test_names_cannot_break_out_of_the_page():
     evil = "</script><script>alert(1)</script><img src=x onerror=alert(1)>&amp;{{plotly}}"
     result = fixture.result(rounds=2)
     result["method"] = evil
-    result["study"]["study"]["name"] = evil
+    result["study"]["name"] = evil
     result["privacy"][0]["client"] = evil
     page = page_of([result])
     assert "<img" not in page
@@ -350,7 +373,7 @@ def test_what_is_not_a_result_is_refused(results, words):
         report.render(results)
 
 
-# ---- the file ----------------------------------------------------------------------------------------------------------
+# ---- the file ----
 
 
 def test_the_five_questions_stand_in_their_order():
@@ -372,11 +395,16 @@ def test_a_large_comparison_stays_under_six_megabytes_with_short_series():
             entry["delta"] = 1e-5 * (1 + seed / 100)
     page = report.render(results)
     assert len(page.encode()) < 6_000_000
-    for one in data_of(results)["charts"]:
+    data = json.loads(page.split('id="report-data">')[1].split("</script>", 1)[0], parse_float=Decimal)
+    assert len(data["clients"]["sheets"]) == 15
+    for one in data["charts"]:
         if one["x"]["title"] == "round":
-            assert max(len(trace["x"]) for trace in one["traces"]) <= 2 * MAX_POINTS
-        digits = [len(re.sub(r"e.*|[-.]|^0\.0*", "", repr(y))) for trace in one["traces"] for y in trace["y"]]
-        assert max(digits) <= 6
+            assert max(len(trace["x"]) for trace in one["traces"]) <= 2 * MAX_POINTS  # a band goes out and back
+        assert max(digits(y) for trace in one["traces"] for y in trace["y"]) <= 5
+
+
+def digits(value: Decimal | int) -> int:
+    return len(Decimal(value).normalize().as_tuple().digits)
 
 
 def test_thinning_keeps_the_ends_and_the_limit():

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 STYLE = resources.files("sordino.study.report").joinpath("page.css").read_text()
-LIGHT, DARK = (
-    dict(re.findall(r"--([\w-]+): (#\w{6});", block)) for block in re.findall(r":root[^{]*\{(.*?)\n\}", STYLE, re.S)
-)
+BLOCKS = re.findall(r":root[^{]*\{(.*?)\n\}", STYLE, re.S)
+LIGHT, DARK = (dict(re.findall(r"--([\w-]+): (#\w{6});", block)) for block in BLOCKS)
 
 # Machado, Oliveira and Fernandes (2009), full severity, on linear RGB.
 EYES = {

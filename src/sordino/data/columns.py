@@ -46,8 +46,8 @@ def read_table(path: Path, wanted: Sequence[str], delimiter: str = ",") -> Table
 def read_csv(path: Path, wanted: Sequence[str], delimiter: str, names: Sequence[str] = (), skip: int = 0) -> Table:
     """The wanted columns of a CSV file as text; ``names`` stand in for the header of a file that has none.
 
-    A row with too many or too few cells becomes a row of nulls in ``broken`` order at the end, so that the number of
-    records stays what it was.
+    A row with too many or too few cells becomes a row of nulls (without a target, so it can only be a null record) at
+    the end, so that the number of records stays what it was.
     """
     broken: list[int] = []
 

@@ -84,8 +84,6 @@ def encode_table(table: Table, schema: Schema, invalid: str = "refuse") -> Array
         at += len(declared) + 1
     y = _targets(table, schema, faults)
     valid = faults.settle()
-    if table.broken:
-        valid[-len(table.broken) :] = False
     x[~valid], y[~valid] = 0, 0
     return x, y, valid
 

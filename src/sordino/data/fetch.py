@@ -29,8 +29,8 @@ import numpy as np
 from sordino.data.sources import CIFAR_TRAIN, SOURCES, Source, absent_files, data_folder, manual_route
 from sordino.errors import BadInput, SordinoError
 
-Progress = Callable[[str, int, int], None]
-"""Called with (what was just done, files done, files in all)."""
+Progress = Callable[[int, int, str], None]
+"""Called with (files done, files in all, what was just done)."""
 
 Files = Iterator[tuple[str, bytes]]
 
@@ -110,22 +110,22 @@ def get(name: str, folder: str | Path | None = None, progress: Progress | None =
         raise BadInput(f"data set {name!r} is unknown: use one of {', '.join(MD5)}")
     if not source.files:
         raise BadInput(f"{name} comes with sordino: there is nothing to get, load it by name")
-    report = progress or (lambda what, done, total: None)
+    report = progress or (lambda done, total, what: None)
     place = data_folder(folder)
     target, sums = place / name, MD5[name]
     if not absent_files(source, place) and all(_is_right(target / file, sums[file]) for file in sums):
-        report("already there", len(sums), len(sums))
+        report(len(sums), len(sums), "already there")
         return target
     try:
         place.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=place) as temporary:
             fresh = Path(temporary) / name
-            report("downloading", 0, len(sums))
+            report(0, len(sums), "downloading")
             for done, (file, data) in enumerate(_contents(source, place), 1):
                 path = fresh / file
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(data)
-                report(file, done, len(sums))
+                report(done, len(sums), file)
             _move(fresh, target, list(sums))
     except OSError as error:
         raise FetchFailed(

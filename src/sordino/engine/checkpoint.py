@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from sordino.errors import BadInput, SordinoError
+from sordino.errors import BadInput
 
 
 @dataclass
@@ -44,7 +44,7 @@ def write_atomic(path: Path, data: bytes) -> None:
         os.replace(temporary, path)
     except OSError as error:
         temporary.unlink(missing_ok=True)
-        raise SordinoError(f"cannot write {path}: {error.strerror}; free some space or choose another folder") from error
+        raise BadInput(f"cannot write {path}: {error.strerror}; free some space or choose another folder") from error
 
 
 def save_checkpoint(path: Path, state: Checkpoint) -> None:

@@ -88,7 +88,8 @@ def one_round(setup: Setup, state: Checkpoint, number: int, asked: NDArray[np.in
         )
     record: dict[str, Any] = {"participants": [plan.clients[i].name for i in asked]}
     if outcome.weights is not None:
-        record["weights"] = [float(w) for w in outcome.weights]
+        counted = np.bincount(asked, outcome.weights, minlength=len(plan.clients))
+        record["weights"] = {plan.clients[i].name: float(counted[i]) for i in dict.fromkeys(asked.tolist())}
     return record | ({"diagnostics": outcome.diagnostics} if outcome.diagnostics else {})
 
 

@@ -43,7 +43,8 @@ class Training:
     Attributes
     ----------
     rounds: T.
-    batch: expected batch size b, for all clients or one each; or ``rate`` = q = b/n. Default: 64, at most a tenth of n.
+    batch: expected batch size b, for all clients or one each; or ``rate`` = q = b/n. Default: a tenth of
+        n, between 64 and 512 but never more than n: with the number of steps fixed, larger batches need less noise.
     steps: K local steps a round; or ``epochs`` of n/b steps (independent draws, never a shuffle). Default: 1 step.
     lr: η, the clients' learning rate. ``server_lr``: η_s.
     clip: C, the largest norm a record's gradient may have.
@@ -101,7 +102,7 @@ class Training:
         elif population.batches is not None:
             batches = population.batches
         else:
-            batches = np.clip(np.round(sizes / 10), 1, 64)
+            batches = np.minimum(sizes, np.clip(np.round(sizes / 10), 64, 512))
         if np.any(~(batches > 0)):
             raise BadInput(f"training.batch is {self.batch!r}: batch sizes are positive")
         for name, size, batch in zip(population.names, sizes, batches):

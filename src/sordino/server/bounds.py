@@ -112,7 +112,8 @@ def strongly_convex(iterations: float, selection: float, clipping: float, privac
     + √(2L) βTC/(2(γ+T)) · [G^select,clip + √((1+1/Γ)(G^select,clip)² + (1+9Γ) G^DP)],
     Z² = (9/2) LΓγ‖w₁−w^b,*‖² + ((1+9Γ)/2) β²TL/(γ+T) C² + γ(F(w₁)−F*).
 
-    ``iterations`` T; ``selection``, ``clipping``, ``privacy``: G^select,clip, G^b,clip, G^DP.
+    ``iterations`` T; ``selection``, ``clipping``, ``privacy``: G^select,clip, G^b,clip, G^DP. (The paper's proof needs
+    9Γ where its statement has 18Γ; the statement is kept.)
     """
     length = positive(iterations, "iterations", "T must be a finite number > 0")
     share = length / (at.gamma + length)

@@ -61,6 +61,7 @@ class Budgets(Section):
     mixture: list[list[float]] | None = None
     csv: str | None = None
     column: str | None = None
+    client: str | None = None
     low: float | None = None
     high: float | None = None
     delta: float | list[float] = 1e-5
@@ -131,7 +132,9 @@ class Study(Section):
         if d.table_schema is not None:
             if d.partition not in (None, "natural"):
                 raise BadInput(f"data.partition = {d.partition!r} does not go with data.schema: your files are the clients")
-            clients = data.from_folder(d.folder or d.name, d.table_schema, test=d.test, seed=seed, invalid=d.invalid)
+            clients = data.from_folder(
+                d.folder or d.name, d.table_schema, test=d.test, seed=seed, invalid=d.invalid, central=d.central
+            )
         else:
             source = data.load(d.name, folder=d.folder, **d.options)
             if d.records is not None:
@@ -139,7 +142,7 @@ class Study(Section):
             keys = ("beta", "shards", "max_classes", "similarity", "sizes")
             given = {key: getattr(d, key) for key in keys if getattr(d, key) is not None}
             clients = source.partition(
-                d.partition or "iid", d.clients, seed, test=d.test, central=d.central, minimum=d.minimum, **given
+                d.partition or ("iid" if source.owners is None else "natural"), d.clients, seed, test=d.test, central=d.central, minimum=d.minimum, **given
             )
         return self._with_budgets(clients)
 
@@ -157,7 +160,7 @@ class Study(Section):
         if b.mixture is not None:
             spec = {"mixture": b.mixture}
         elif b.csv is not None:
-            spec = {"csv": b.csv, "column": b.column or "epsilon"}
+            spec = {"csv": b.csv, "column": b.column or "epsilon"} | ({"client": b.client} if b.client else {})
         bounds = {key: value for key, value in (("low", b.low), ("high", b.high)) if value is not None}
         seed = self.study.seed if b.seed is None else b.seed
         return clients.with_budgets(spec, b.delta, seed, b.adjacency, b.public, **bounds)

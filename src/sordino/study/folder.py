@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sordino._version import __version__
 from sordino.engine.checkpoint import Checkpoint, load_checkpoint, save_checkpoint, write_atomic
-from sordino.errors import BadInput, SordinoError
+from sordino.errors import BadInput
 from sordino.methods import Plan
 from sordino.study.result import save_run, to_json
 
@@ -87,7 +87,7 @@ class Folder:
                 log.flush()
                 os.fsync(log.fileno())
         except OSError as error:
-            raise SordinoError(f"cannot write {self._log}: {error.strerror}; free some space, then --resume") from error
+            raise BadInput(f"cannot write {self._log}: {error.strerror}; free some space, then --resume") from error
         save_checkpoint(self._checkpoint, replace(state, history=[]))
 
     def finish(self, result: dict[str, Any], weights: Tensor) -> None:

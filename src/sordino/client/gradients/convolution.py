@@ -1,24 +1,23 @@
-"""Conv1d and Conv2d: patches in channels-last order, then one small product per record."""
+"""Conv1d and Conv2d: native convolutions in channels-last order, and four ways to per-record gradients."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from sordino.client.gradients import ways
+from sordino.client.gradients.patches import Geometry, Pair, last_padded, patches_view, scattered
 from sordino.client.gradients.segments import Segments
-from sordino.client.gradients.tape import Entry, Saved, Tape
+from sordino.client.gradients.tape import Held, Saved, Sums, Tape
 from sordino.client.gradients.types import LayerPlan, Slot
-
-Pair = tuple[int, int]
 
 
 class ConvLayer:
     """A convolution over two axes (one axis is a height of 1), padded with zeros.
 
-    With x's patches P ``[positions, kernel·channels]`` and dy ``[positions, outputs]`` of a record, g = dyᵀP.
+    With x's patches P ``[positions, channels·taps]`` and dy ``[positions, outputs]`` of a record, g = dyᵀP. Which way
+    leads there is chosen once the size of the input is known (:func:`ways.choose`).
     """
 
     def __init__(self, name: str, module: nn.Conv1d | nn.Conv2d, slots: dict[str, Slot]) -> None:
@@ -27,105 +26,117 @@ class ConvLayer:
         self.weight_slot, self.bias_slot = slots.get("weight"), slots.get("bias")
         self.fixed_weight = module.weight.detach()
         self.fixed_bias = None if module.bias is None else module.bias.detach()
-        self.kernel, self.stride, self.dilation = (
-            self._pair(each, 1) for each in (module.kernel_size, module.stride, module.dilation)
+        before = isinstance(module.padding, str) or module.padding_mode != "zeros"
+        padding = (0, 0) if before else module.padding
+        self.geometry = Geometry(
+            self._pair(module.kernel_size, 1),
+            self._pair(module.stride, 1),
+            self._pair(padding, 0),  # type: ignore[arg-type]
+            self._pair(module.dilation, 1),
         )
-        padding = module.padding if not isinstance(module.padding, str) else (0,) * len(module.kernel_size)
-        self.padding = self._pair(padding, 0)
         self.groups = module.groups
         self.inputs, self.outputs = module.in_channels, module.out_channels
+        self.way: ways.Way | None = None
 
     def _pair(self, values: tuple[int, ...], filler: int) -> Pair:
         return (filler, values[0]) if self.one_axis else (values[0], values[1])
 
     def plan(self) -> LayerPlan:
         """How the layer is served."""
-        return LayerPlan(self.name, self.kind, "per-record or ghost", "by the cost at the size of its input")
+        if self.way is None:
+            return LayerPlan(self.name, self.kind, "fast", "the way is chosen when the size of its input is known")
+        return LayerPlan(self.name, self.kind, self.way.method, self.way.reason)
 
-    def _values(self, tape: Tape) -> tuple[Tensor, Tensor | None]:
-        weight = self.fixed_weight if self.weight_slot is None else tape.weight(self.weight_slot)
-        bias = self.fixed_bias if self.bias_slot is None else tape.weight(self.bias_slot)
-        return (weight.unsqueeze(-2) if self.one_axis else weight), bias
+    def _weight(self, tape: Tape) -> Tensor:
+        weight = tape.value(self.weight_slot, self.fixed_weight)
+        return weight.unsqueeze(-2) if self.one_axis else weight
 
-    def _rows_of(self, tape: Tape) -> list[tuple[slice, Tensor, Tensor | None]]:
-        """Weights per slice of records: one slice where weights are shared, one per row where they are stacked."""
-        weight, bias = self._values(tape)
-        if not tape.stacked:
-            return [(slice(None), weight, bias)]
-        return [
-            (slice(a, b), weight[row] if weight.dim() == 5 else weight, bias[row] if bias is not None and bias.dim() == 2 else bias)
-            for row, a, b in tape.segments.pieces()
-        ]
+    def _bias(self, tape: Tape) -> Tensor | None:
+        return None if self.fixed_bias is None else tape.value(self.bias_slot, self.fixed_bias)
 
     def forward(self, x: Tensor, tape: Tape) -> tuple[Tensor, Saved]:
-        """Native convolution, one per row where weights are stacked."""
+        """Native convolution; products of patches where weights are stacked or the input has few channels."""
         x4 = x.unsqueeze(-2) if self.one_axis else x
-        parts = [
-            functional.conv2d(x4[part], weight, bias, self.stride, self.padding, self.dilation, self.groups)
-            for part, weight, bias in self._rows_of(tape)
-        ]
-        out = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return out.squeeze(-2) if self.one_axis else out, (x,)
-
-    def _backward(self, dy: Tensor, x: Tensor, weight: Tensor, mask: list[bool]) -> Any:
-        return torch.ops.aten.convolution_backward(
-            dy, x, weight, None, self.stride, self.padding, self.dilation, False, [0, 0], self.groups, mask
-        )
+        if self.way is None:
+            self.way = ways.choose(self.geometry, self.inputs, self.outputs, self.groups, x4.shape[-2:])
+        weight, bias = self._weight(tape), self._bias(tape)
+        saved: Saved = (x4,)
+        if tape.stacked:
+            out, saved = self._stacked_forward(x4, weight, bias)
+        elif isinstance(self.way, ways.Planes) and x4.device.type == "cpu":
+            out, saved = self.way.forward(x4, weight, bias, tape.workspace.take, self.name)
+        else:
+            out = functional.conv2d(
+                x4, _channels_last(weight), bias, self.geometry.stride, self.geometry.padding,
+                self.geometry.dilation, self.groups,
+            )
+        return (out.squeeze(-2) if self.one_axis else out), saved
 
     def input_gradient(self, dy: Tensor, saved: Saved, tape: Tape) -> Tensor:
         """Native backward for the input alone."""
-        x = saved[0]
-        x4, dy4 = (x.unsqueeze(-2), dy.unsqueeze(-2)) if self.one_axis else (x, dy)  # type: ignore[union-attr]
-        parts = [
-            self._backward(dy4[part], x4[part], weight, [True, False, False])[0]  # type: ignore[index]
-            for part, weight, _ in self._rows_of(tape)
-        ]
-        dx: Tensor = parts[0] if len(parts) == 1 else torch.cat(parts)
+        dy4 = dy.unsqueeze(-2) if self.one_axis else dy
+        weight = self._weight(tape)
+        if tape.stacked:
+            dx = self._stacked_input_gradient(dy4, saved[0], weight)
+        else:
+            geometry = self.geometry
+            dx = torch.ops.aten.convolution_backward(
+                dy4, saved[0], _channels_last(weight), None, geometry.stride, geometry.padding, geometry.dilation,
+                False, [0, 0], self.groups, [True, False, False],
+            )[0]
         return dx.squeeze(-2) if self.one_axis else dx
 
-    def record(self, dy: Tensor, saved: Saved, tape: Tape) -> Entry:
+    def _stacked_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Saved]:
+        """Patches times weights, row by row in one batched product."""
+        rows, n = weight.shape[0], x.shape[0]
+        high, wide = self.geometry.output(x.shape[2], x.shape[3])
+        seen = ways.by_group(patches_view(last_padded(x, self.geometry), self.geometry), self.groups)
+        flat = seen.reshape(rows, n // rows, self.groups, high * wide, -1).transpose(1, 2)
+        flat = flat.reshape(rows * self.groups, n // rows * high * wide, -1)
+        out = torch.bmm(flat, self._kernels(weight).transpose(1, 2))
+        out = out.view(rows, self.groups, n // rows, high, wide, -1).permute(0, 2, 3, 4, 1, 5)
+        out = out.reshape(rows, n // rows, high, wide, self.outputs)
+        if bias is not None:
+            out = out + bias.view(rows, 1, 1, 1, -1)
+        return out.flatten(0, 1).permute(0, 3, 1, 2), (x,)
+
+    def _stacked_input_gradient(self, dy: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+        """dy times weights gives the gradient of the patches, which is added back to the input."""
+        rows, n = weight.shape[0], x.shape[0]
+        high, wide = dy.shape[2:]
+        last = dy.permute(0, 2, 3, 1).reshape(rows, -1, self.groups, self.outputs // self.groups)
+        flat = last.transpose(1, 2).reshape(rows * self.groups, -1, self.outputs // self.groups)
+        seen = torch.bmm(flat, self._kernels(weight))
+        seen = seen.view(rows, self.groups, n // rows, high, wide, *self.geometry.kernel, -1)
+        seen = seen.permute(0, 2, 3, 4, 5, 6, 1, 7).reshape(n, high, wide, *self.geometry.kernel, self.inputs)
+        return scattered(seen, (x.shape[2], x.shape[3]), self.geometry)
+
+    def _kernels(self, weight: Tensor) -> Tensor:
+        """``[rows, outputs, channels/groups, kh, kw]`` to ``[rows·groups, outputs/groups, taps·channels/groups]``."""
+        split = weight.unflatten(1, (self.groups, -1)).permute(0, 1, 2, 4, 5, 3)
+        return split.reshape(weight.shape[0] * self.groups, self.outputs // self.groups, -1)
+
+    def record(self, dy: Tensor, saved: Saved, tape: Tape) -> None:
         """Per-record products, or ghost norms where they are cheaper."""
-        x = saved[0]
-        x4, dy4 = (x.unsqueeze(-2), dy.unsqueeze(-2)) if self.one_axis else (x, dy)  # type: ignore[union-attr]
-        n = dy.shape[0]
-        last = dy4.permute(0, 2, 3, 1).reshape(n, -1, self.outputs)
-        held: list[Tensor] = []
-        squares = torch.zeros_like(last[:, 0, 0])
+        if self.way is None:
+            raise RuntimeError("a convolution was recorded before it ran")
+        dy4 = dy.unsqueeze(-2) if self.one_axis else dy
+        last = dy4.permute(0, 2, 3, 1).reshape(dy.shape[0], -1, self.outputs)
         if self.weight_slot is not None:
-            grads = torch.bmm(self._by_group(last, 1).transpose(1, 2), self._by_group(self._patches(x4), self.kernel[0] * self.kernel[1]))
-            held.append(grads.reshape(n, -1))
-            squares = squares + held[0].square().sum(1)
+            self.way.record(self.name, saved, last, tape)
         if self.bias_slot is not None:
-            held.append(last.sum(1))
-            squares = squares + held[-1].square().sum(1)
-        return Entry(held, squares, self._pull)
+            shift = last.sum(1)
+            tape.hold(self.name, "bias", shift)
+            tape.add_squares(ways.squared_norms(shift))
 
-    def _patches(self, x: Tensor) -> Tensor:
-        """``[n, positions, kernel height · kernel width · channels]``."""
-        (ph, pw), (kh, kw), (sh, sw), (dh, dw) = self.padding, self.kernel, self.stride, self.dilation
-        padded = functional.pad(x.permute(0, 2, 3, 1), (0, 0, pw, pw, ph, ph)).contiguous()
-        n, height, width, channels = padded.shape
-        high, wide = (height - dh * (kh - 1) - 1) // sh + 1, (width - dw * (kw - 1) - 1) // sw + 1
-        at_n, at_h, at_w, at_c = padded.stride()
-        view = padded.as_strided(
-            (n, high, wide, kh, kw, channels), (at_n, sh * at_h, sw * at_w, dh * at_h, dw * at_w, at_c)
-        )
-        return view.reshape(n, high * wide, kh * kw * channels)
-
-    def _by_group(self, values: Tensor, taps: int) -> Tensor:
-        """``[n, positions, taps·channels]`` to ``[n·groups, positions, taps·channels/groups]``."""
-        if self.groups == 1:
-            return values
-        n, positions, total = values.shape
-        split = values.view(n, positions, taps, self.groups, total // taps // self.groups)
-        return split.permute(0, 3, 1, 2, 4).reshape(n * self.groups, positions, -1)
-
-    def _pull(self, factors: Tensor, held: list[Tensor], segments: Segments) -> list[tuple[Slot, Tensor]]:
-        out: list[tuple[Slot, Tensor]] = []
-        if self.weight_slot is not None:
-            flat = segments.weighted(factors, held[0])
-            taps, deep = self.kernel[0] * self.kernel[1], self.inputs // self.groups
-            out.append((self.weight_slot, flat.view(-1, self.outputs, taps, deep).transpose(2, 3)))
+    def pull(self, factors: Tensor, held: Held, segments: Segments, sums: Sums) -> None:
+        """Weighted sums of what the way holds."""
+        if self.weight_slot is not None and self.way is not None:
+            self.way.pull(factors, held, segments, sums, self.weight_slot)
         if self.bias_slot is not None:
-            out.append((self.bias_slot, segments.weighted(factors, held[-1])))
-        return out
+            segments.weighted(factors, held["bias"], sums.of(self.bias_slot))
+
+
+def _channels_last(weight: Tensor) -> Tensor:
+    """A small copy that keeps the native kernels in channels-last order where the input has one channel or three."""
+    return weight.contiguous(memory_format=torch.channels_last) if weight.device.type == "cpu" else weight

@@ -1,82 +1,83 @@
-"""GroupNorm, InstanceNorm and LayerNorm: small parameters, so the per-record gradients are kept as they are."""
+"""GroupNorm, InstanceNorm and LayerNorm: small parameters, so the per-record gradients are held as they are."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
+from sordino.client.gradients.linear import squared_norms
 from sordino.client.gradients.segments import Segments
-from sordino.client.gradients.tape import Entry, Saved, Tape
+from sordino.client.gradients.tape import Held, Saved, Sums, Tape
 from sordino.client.gradients.types import LayerPlan, Slot
 
 
-def affine_entry(
-    slots: tuple[Slot | None, Slot | None], weight_grads: Tensor | None, bias_grads: Tensor | None
-) -> Entry:
-    """Entry of per-record gradients of a scale and a shift, ``[n, size]`` each."""
-    pairs = [
-        (slot, grads.flatten(1)) for slot, grads in zip(slots, (weight_grads, bias_grads)) if slot and grads is not None
-    ]
-    squares = torch.stack([grads.square().sum(1) for _, grads in pairs]).sum(0)
+class _Affine:
+    """Scale and shift after a normalisation: what GroupNorm and LayerNorm share."""
 
-    def pull(factors: Tensor, held: list[Tensor], segments: Segments) -> list[tuple[Slot, Tensor]]:
-        return [(slot, segments.weighted(factors, grads)) for (slot, _), grads in zip(pairs, held)]
+    def __init__(self, name: str, module: nn.Module, slots: dict[str, Slot]) -> None:
+        self.name, self.kind = name, type(module).__name__
+        self.slots = slots
+        self.fixed = {key: value.detach() for key, value in module.named_parameters(recurse=False)}
 
-    return Entry([grads for _, grads in pairs], squares, pull)
+    def plan(self) -> LayerPlan:
+        """How the layer is served."""
+        return LayerPlan(self.name, self.kind, "per-record", "two numbers a channel; held for the sum")
+
+    def value(self, key: str, tape: Tape) -> Tensor | None:
+        """Scale ("weight") or shift ("bias"), where the layer has one."""
+        return tape.value(self.slots.get(key), self.fixed[key]) if key in self.fixed else None
+
+    def keep(self, tape: Tape, grads: dict[str, Tensor]) -> None:
+        """Hold per-record gradients ``[n, …]`` of the trained ones."""
+        for key in self.slots:
+            flat = grads[key].flatten(1)
+            tape.hold(self.name, key, flat)
+            tape.add_squares(squared_norms(flat))
+
+    def pull(self, factors: Tensor, held: Held, segments: Segments, sums: Sums) -> None:
+        """Weighted sums of what is held."""
+        for key, slot in self.slots.items():
+            segments.weighted(factors, held[key], sums.of(slot))
 
 
-class GroupNormLayer:
+class GroupNormLayer(_Affine):
     """``y = γ (x − μ)/s + β`` with μ, s over groups of channels; InstanceNorm is one channel a group.
 
     Per record: g_β = Σ dy and g_γ = (Σ dy·x − μ Σ dy)/s over positions.
     """
 
     def __init__(self, name: str, module: nn.GroupNorm | nn.InstanceNorm2d, slots: dict[str, Slot]) -> None:
-        self.name, self.kind = name, type(module).__name__
-        self.weight_slot, self.bias_slot = slots.get("weight"), slots.get("bias")
-        self.fixed = (module.weight.detach(), module.bias.detach())
+        super().__init__(name, module, slots)
         self.groups = module.num_groups if isinstance(module, nn.GroupNorm) else module.num_features
         self.eps = module.eps
 
-    def plan(self) -> LayerPlan:
-        """How the layer is served."""
-        return LayerPlan(self.name, self.kind, "per-record", "two numbers a channel; kept for the sum")
-
-    def _values(self, tape: Tape) -> tuple[Tensor, Tensor]:
-        weight = self.fixed[0] if self.weight_slot is None else tape.weight(self.weight_slot)
-        bias = self.fixed[1] if self.bias_slot is None else tape.weight(self.bias_slot)
-        return weight, bias
-
     def forward(self, x: Tensor, tape: Tape) -> tuple[Tensor, Saved]:
         """Native group norm; a stacked scale and shift come after it."""
-        weight, bias = self._values(tape)
+        weight, bias = self.value("weight", tape), self.value("bias", tape)
         n, channels, area = x.shape[0], x.shape[1], x[0, 0].numel()
-        plain = weight.dim() == 1 and bias.dim() == 1
-        scale, shift = (weight, bias) if plain else (None, None)
-        out, mean, rstd = torch.native_group_norm(x, scale, shift, n, channels, area, self.groups, self.eps)
-        if not plain:
-            axes = x.dim() - 2
-            out = out * self._spread(weight, axes, tape) + self._spread(bias, axes, tape)
+        fused = (None, None) if tape.stacked else (weight, bias)
+        out, mean, rstd = torch.native_group_norm(x, *fused, n, channels, area, self.groups, self.eps)
+        if tape.stacked and weight is not None and bias is not None:
+            out = out * self._spread(weight, x.dim(), tape) + self._spread(bias, x.dim(), tape)
         return out, (x, mean, rstd)
 
     @staticmethod
     def _spread(values: Tensor, axes: int, tape: Tape) -> Tensor:
-        return tape.per_record(values, axes) if values.dim() == 2 else values.reshape(1, -1, *([1] * axes))
+        return tape.per_record(values).view(-1, values.shape[1], *[1] * (axes - 2))
 
     def input_gradient(self, dy: Tensor, saved: Saved, tape: Tape) -> Tensor:
         """Native backward for the input alone."""
         x, mean, rstd = saved
-        weight, _ = self._values(tape)
+        weight = self.value("weight", tape)
         n, channels, area = dy.shape[0], dy.shape[1], dy[0, 0].numel()
-        scale: Tensor | None = weight
-        if weight.dim() == 2:
-            dy, scale = dy * self._spread(weight, dy.dim() - 2, tape), None
+        if tape.stacked and weight is not None:
+            dy, weight = dy * self._spread(weight, dy.dim(), tape), None
         dx: Tensor = torch.ops.aten.native_group_norm_backward(
-            dy, x, mean, rstd, scale, n, channels, area, self.groups, [True, False, False]
+            dy, x, mean, rstd, weight, n, channels, area, self.groups, [True, False, False]
         )[0]
         return dx
 
-    def record(self, dy: Tensor, saved: Saved, tape: Tape) -> Entry:
+    def record(self, dy: Tensor, saved: Saved, tape: Tape) -> None:
         """Per-record gradients of scale and shift."""
         x, mean, rstd = saved
         n, channels = dy.shape[:2]
@@ -84,58 +85,45 @@ class GroupNormLayer:
         shift = dy.sum(over) if over else dy
         product = (dy * x).sum(over) if over else dy * x
         per_group = channels // self.groups
-        mean_of = mean.view(n, self.groups, 1).expand(-1, -1, per_group).reshape(n, channels)  # type: ignore[union-attr]
-        rstd_of = rstd.view(n, self.groups, 1).expand(-1, -1, per_group).reshape(n, channels)  # type: ignore[union-attr]
-        scale = (product - mean_of * shift) * rstd_of
-        return affine_entry((self.weight_slot, self.bias_slot), scale, shift)
+        mean_of, rstd_of = (each.view(n, -1).repeat_interleave(per_group, 1) for each in (mean, rstd))
+        self.keep(tape, {"weight": (product - mean_of * shift) * rstd_of, "bias": shift})
 
 
-class LayerNormLayer:
+class LayerNormLayer(_Affine):
     """``y = γ (x − μ)/s + β`` with μ, s over the last axes; γ and β have those axes."""
 
     def __init__(self, name: str, module: nn.LayerNorm, slots: dict[str, Slot]) -> None:
-        self.name = name
-        self.weight_slot, self.bias_slot = slots.get("weight"), slots.get("bias")
+        super().__init__(name, module, slots)
         self.shape, self.eps = list(module.normalized_shape), module.eps
-        self.fixed_weight = module.weight.detach()
-        self.fixed_bias = None if module.bias is None else module.bias.detach()
-
-    def plan(self) -> LayerPlan:
-        """How the layer is served."""
-        return LayerPlan(self.name, "LayerNorm", "per-record", "one scale a feature; kept for the sum")
-
-    def _values(self, tape: Tape) -> tuple[Tensor, Tensor | None]:
-        weight = self.fixed_weight if self.weight_slot is None else tape.weight(self.weight_slot)
-        bias = self.fixed_bias if self.bias_slot is None else tape.weight(self.bias_slot)
-        return weight, bias
 
     def _spread(self, values: Tensor, x: Tensor, tape: Tape) -> Tensor:
-        if values.dim() == len(self.shape):
+        if not tape.stacked:
             return values
         between = [1] * (x.dim() - 1 - len(self.shape))
-        return tape.per_record(values, 0).reshape(x.shape[0], *between, *self.shape)
+        return tape.per_record(values).view(x.shape[0], *between, *self.shape)
 
     def forward(self, x: Tensor, tape: Tape) -> tuple[Tensor, Saved]:
         """Normalise, then scale and shift."""
         out, mean, rstd = torch.native_layer_norm(x, self.shape, None, None, self.eps)
-        weight, bias = self._values(tape)
-        out = out * self._spread(weight, x, tape)
+        weight, bias = self.value("weight", tape), self.value("bias", tape)
+        if weight is not None:
+            out = out * self._spread(weight, x, tape)
         return out if bias is None else out + self._spread(bias, x, tape), (x, mean, rstd)
 
     def input_gradient(self, dy: Tensor, saved: Saved, tape: Tape) -> Tensor:
         """Native backward for the input alone."""
         x, mean, rstd = saved
-        weight, _ = self._values(tape)
+        weight = self.value("weight", tape)
+        if weight is not None:
+            dy = dy * self._spread(weight, dy, tape)
         dx: Tensor = torch.ops.aten.native_layer_norm_backward(
-            dy * self._spread(weight, dy, tape), x, self.shape, mean, rstd, None, None, [True, False, False]
+            dy, x, self.shape, mean, rstd, None, None, [True, False, False]
         )[0]
         return dx
 
-    def record(self, dy: Tensor, saved: Saved, tape: Tape) -> Entry:
+    def record(self, dy: Tensor, saved: Saved, tape: Tape) -> None:
         """Per-record gradients of scale and shift, summed over the axes before the normalised ones."""
         x, mean, rstd = saved
         over = tuple(range(1, dy.dim() - len(self.shape)))
-        scale = dy * ((x - mean) * rstd)  # type: ignore[operator]
-        if over:
-            scale, dy = scale.sum(over), dy.sum(over)
-        return affine_entry((self.weight_slot, self.bias_slot), scale, dy)
+        scale = (x - mean).mul_(rstd).mul_(dy)
+        self.keep(tape, {"weight": scale.sum(over), "bias": dy.sum(over)} if over else {"weight": scale, "bias": dy})

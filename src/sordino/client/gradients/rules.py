@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from torch import nn
 
@@ -11,21 +11,14 @@ from sordino.client.gradients.convolution import ConvLayer
 from sordino.client.gradients.linear import EmbeddingLayer, LinearLayer
 from sordino.client.gradients.norms import GroupNormLayer, LayerNormLayer
 from sordino.client.gradients.tape import Layer
-from sordino.client.gradients.types import LayerPlan, Slot
+from sordino.client.gradients.types import Slot
 
 
 class Unsupported(Exception):
     """The fast engine cannot serve a model; the message says which layer and why."""
 
 
-class Recordable(Layer, Protocol):
-    """A layer that can also say how it is served."""
-
-    def plan(self) -> LayerPlan:
-        """How the layer is served, and why."""
-
-
-_RULES: dict[type[nn.Module], Callable[[str, Any, dict[str, Slot]], Recordable]] = {
+_RULES: dict[type[nn.Module], Callable[[str, Any, dict[str, Slot]], Layer]] = {
     nn.Linear: LinearLayer,
     nn.Embedding: EmbeddingLayer,
     nn.Conv1d: ConvLayer,
@@ -38,7 +31,7 @@ _RULES: dict[type[nn.Module], Callable[[str, Any, dict[str, Slot]], Recordable]]
 }
 
 
-def layers_of(model: nn.Module, slots: list[Slot]) -> list[Recordable]:
+def layers_of(model: nn.Module, slots: list[Slot]) -> list[Layer]:
     """One rule for every module that owns trainable parameters, or :class:`Unsupported`."""
     owned: dict[str, dict[str, Slot]] = {}
     for slot in slots:
@@ -47,12 +40,10 @@ def layers_of(model: nn.Module, slots: list[Slot]) -> list[Recordable]:
     return [_layer(name, model.get_submodule(name), own) for name, own in owned.items()]
 
 
-def _layer(name: str, module: nn.Module, own: dict[str, Slot]) -> Recordable:
+def _layer(name: str, module: nn.Module, own: dict[str, Slot]) -> Layer:
     kind = type(module)
     if kind not in _RULES:
         raise Unsupported(f"layer '{name}' ({kind.__name__}) has no fast rule")
-    if isinstance(module, nn.Conv1d | nn.Conv2d) and (module.padding_mode != "zeros" or isinstance(module.padding, str)):
-        raise Unsupported(f"layer '{name}' pads with '{module.padding_mode}', '{module.padding}'")
     if isinstance(module, nn.Embedding) and (module.max_norm is not None or module.scale_grad_by_freq):
         raise Unsupported(f"layer '{name}' renormalises its table or scales gradients by frequency")
     return _RULES[kind](name, module, own)

@@ -26,7 +26,7 @@ class Segments:
     @staticmethod
     def regular(rows: int, width: int) -> Segments:
         """Every row has ``width`` records."""
-        return Segments(tuple(range(0, rows * width + 1, width)) if width else (0,) * (rows + 1), width)
+        return Segments(tuple(row * width for row in range(rows + 1)), width)
 
     @staticmethod
     def ragged(rows_of: Tensor, rows: int) -> Segments:
@@ -50,24 +50,35 @@ class Segments:
         """``(row, start, stop)`` of every row that has records."""
         return [(row, a, b) for row, (a, b) in enumerate(zip(self.bounds, self.bounds[1:])) if b > a]
 
-    def weighted(self, factors: Tensor, values: Tensor) -> Tensor:
-        """Σ_j factors_j · values_j per row: ``[n]``, ``[n, p]`` → ``[rows, p]``."""
-        if self.width:
-            weights = factors.view(self.rows, 1, self.width)
-            return torch.bmm(weights, values.view(self.rows, self.width, -1)).squeeze(1)
-        out = values.new_zeros(self.rows, values.shape[1])
-        for row, start, stop in self.pieces():
+    def weighted(self, factors: Tensor, values: Tensor, out: Tensor) -> None:
+        """Σ_j factors_j · values_j per row: ``[n]``, ``[n, p]`` into ``out[rows, p]``."""
+        if self._one_product(out):
+            weights = factors.view(self.rows, 1, -1)
+            out.copy_(torch.bmm(weights, values.view(self.rows, -1, values.shape[1])).squeeze(1))
+            return
+        for row, start, stop in self._prepared(out):
             torch.mv(values[start:stop].t(), factors[start:stop], out=out[row])
-        return out
 
-    def outer(self, left: Tensor, right: Tensor) -> Tensor:
-        """Σ over a row's records and positions of left ⊗ right: ``[n, t, o]``, ``[n, t, i]`` → ``[rows, o, i]``."""
+    def outer(self, left: Tensor, right: Tensor, out: Tensor) -> None:
+        """Σ over a row's records and positions of left ⊗ right.
+
+        ``[n, t, o]``, ``[n, t, i]`` into ``out[rows, o·i]``.
+        """
         wide, deep = left.shape[2], right.shape[2]
-        if self.width:
+        if self._one_product(out):
             left = left.reshape(self.rows, -1, wide)
-            return torch.bmm(left.transpose(1, 2), right.reshape(self.rows, -1, deep))
-        out = left.new_zeros(self.rows, wide, deep)
-        for row, start, stop in self.pieces():
+            out.copy_(torch.bmm(left.transpose(1, 2), right.reshape(self.rows, -1, deep)).flatten(1))
+            return
+        for row, start, stop in self._prepared(out):
             flat = left[start:stop].reshape(-1, wide)
-            torch.mm(flat.t(), right[start:stop].reshape(-1, deep), out=out[row])
-        return out
+            torch.mm(flat.t(), right[start:stop].reshape(-1, deep), out=out[row].view(wide, deep))
+
+    def _one_product(self, out: Tensor) -> bool:
+        """Whether one batched product serves all rows: on a GPU, where a launch per row would cost more."""
+        return self.width is not None and self.width > 0 and out.device.type != "cpu"
+
+    def _prepared(self, out: Tensor) -> list[tuple[int, int, int]]:
+        pieces = self.pieces()
+        if len(pieces) < self.rows:
+            out.zero_()
+        return pieces

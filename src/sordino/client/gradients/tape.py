@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -11,36 +10,19 @@ from torch import Tensor
 
 from sordino.client.gradients.layout import view_of
 from sordino.client.gradients.segments import Segments
-from sordino.client.gradients.types import Slot
+from sordino.client.gradients.types import LayerPlan, Slot
 
-Saved = tuple[Tensor | None, ...]
-
-
-@dataclass
-class Entry:
-    """What one layer keeps of a batch: squared norms now, the weighted sum later.
-
-    Attributes
-    ----------
-    held
-        Tensors with the records as first axis from which ``pull`` computes; records that must not contribute are
-        zeroed in them first where they hold anything not finite.
-    squares
-        ‖g_j‖² of the layer's own parameters, ``[n]``.
-    pull
-        ``(factors[n], held, segments)`` to the weighted sum of every slot, ``[rows, *slot.shape]`` (or any shape of
-        that size).
-    """
-
-    held: list[Tensor]
-    squares: Tensor
-    pull: Callable[[Tensor, list[Tensor], Segments], list[tuple[Slot, Tensor]]]
+Held = dict[str, Tensor]
+Saved = tuple[Tensor, ...]
 
 
 class Layer(Protocol):
-    """One trainable leaf of the model: how it runs, differentiates and is recorded."""
+    """One trainable leaf of the model: how it runs, differentiates, is recorded and is summed."""
 
     name: str
+
+    def plan(self) -> LayerPlan:
+        """How the layer is served, and why."""
 
     def forward(self, x: Tensor, tape: Tape) -> tuple[Tensor, Saved]:
         """Output, and what the backward pass needs."""
@@ -48,42 +30,109 @@ class Layer(Protocol):
     def input_gradient(self, dy: Tensor, saved: Saved, tape: Tape) -> Tensor:
         """Gradient with respect to the layer's input."""
 
-    def record(self, dy: Tensor, saved: Saved, tape: Tape) -> Entry:
-        """Per-record squared norms and the way to weighted sums."""
+    def record(self, dy: Tensor, saved: Saved, tape: Tape) -> None:
+        """Add the layer's ‖g_j‖² to the tape and hold there what the weighted sum will need."""
+
+    def pull(self, factors: Tensor, held: Held, segments: Segments, sums: Sums) -> None:
+        """Write Σ_j factors_j · g_j of the layer's own slots."""
+
+
+class Workspace:
+    """Buffers that outlive a pass. Fresh large allocations would be paged in anew at every step."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, Tensor] = {}
+
+    def take(self, key: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        """A buffer of that shape with arbitrary content, valid until the key is taken again."""
+        size = torch.Size(shape).numel()
+        flat = self._buffers.get(key)
+        if flat is None or flat.numel() < size or flat.dtype != like.dtype or flat.device != like.device:
+            # Poisson batches change size at every step: some room above spares a new buffer each time.
+            flat = torch.empty(size + size // 8, dtype=like.dtype, device=like.device)
+            self._buffers[key] = flat
+        return flat[:size].view(shape)
 
 
 @dataclass
 class Tape:
-    """State of one pass.
+    """State of one pass over a window of a batch.
 
     Attributes
     ----------
     params
-        ``[d]`` when all records share one vector of weights, else ``[rows, d]``.
-    entries
-        Filled by the backward pass; a layer that was used twice has two entries.
+        ``[d]`` when the records of the window share one vector of weights, else ``[rows, d]`` with the same number
+        of records in every row.
+    squares
+        ‖g_j‖² of the whole batch, ``[n]``, summed over layers as the backward passes go.
+    held
+        Per layer, tensors of the whole batch with the records as first axis, from which the sums are computed.
+    window
+        The records of this pass, ``start .. stop``.
+    used
+        How often each layer ran in this pass.
+    volume
+        Numbers the layers of this pass have put out.
     """
 
     params: Tensor
-    segments: Segments
-    entries: dict[str, list[Entry]] = field(default_factory=dict)
+    squares: Tensor
+    workspace: Workspace
+    held: dict[str, Held] = field(default_factory=dict)
+    window: tuple[int, int] = (0, 0)
+    used: dict[str, int] = field(default_factory=dict)
+    volume: int = 0
 
     @property
     def stacked(self) -> bool:
         """Whether every row has weights of its own."""
         return self.params.dim() == 2
 
-    def weight(self, slot: Slot) -> Tensor:
-        """The values of a slot: its shape, with rows first where weights are stacked."""
-        return view_of(self.params, slot)
+    def value(self, slot: Slot | None, fixed: Tensor) -> Tensor:
+        """The values of a slot, or the fixed tensor where it is not trained; rows first where weights are stacked."""
+        if slot is not None:
+            return view_of(self.params, slot)
+        return fixed.expand(self.params.shape[0], *fixed.shape) if self.stacked else fixed
 
-    def per_record(self, weight: Tensor, axes: int) -> Tensor:
-        """Weights of a slot spread over records, ``[n or 1, *shape]``, to broadcast against ``axes`` more axes."""
-        if not self.stacked:
-            return weight.reshape(1, *weight.shape, *([1] * axes))
-        width = self.segments.width or 0
-        spread = weight.repeat_interleave(width, 0)
-        return spread.reshape(*spread.shape, *([1] * axes))
+    def per_record(self, values: Tensor) -> Tensor:
+        """Stacked values spread over the records of the window: ``[rows, …]`` to ``[n, …]``."""
+        records = self.window[1] - self.window[0]
+        rows = values.shape[0]
+        return values.unsqueeze(1).expand(rows, records // rows, *values.shape[1:]).flatten(0, 1)
+
+    def add_squares(self, squares: Tensor) -> None:
+        """Add a layer's squared norms of the window's records."""
+        self.squares[self.window[0] : self.window[1]] += squares
+
+    def room(self, layer: str, key: str, tail: tuple[int, ...], like: Tensor) -> Tensor:
+        """Space for the window's records ``[window, *tail]`` in a tensor held for the whole batch."""
+        held = self.held.setdefault(layer, {})
+        if key not in held:
+            shape = (self.squares.shape[0], *tail)
+            held[key] = self.workspace.take(f"{layer}/{key}", shape, like)
+        return held[key][self.window[0] : self.window[1]]
+
+    def hold(self, layer: str, key: str, values: Tensor) -> None:
+        """Hold values of the window's records; by reference where the window is the whole batch."""
+        if values.shape[0] == self.squares.shape[0]:
+            self.held.setdefault(layer, {})[key] = values
+        else:
+            self.room(layer, key, tuple(values.shape[1:]), values).copy_(values)
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Where the weighted sums go: ``out[rows, d]``, slot by slot."""
+
+    out: Tensor
+
+    def of(self, slot: Slot) -> Tensor:
+        """View of one slot, ``[rows, size]``."""
+        return self.out[:, slot.offset : slot.offset + slot.size]
+
+    def put(self, slot: Slot, total: Tensor) -> None:
+        """Write ``[rows, *shape]`` into a slot, where shape is the slot's."""
+        self.of(slot).view(-1, *slot.shape).copy_(total)
 
 
 class Recorded(torch.autograd.Function):
@@ -92,16 +141,17 @@ class Recorded(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, anchor: Tensor, layer: Layer, tape: Tape) -> Tensor:
         """Run the layer. ``anchor`` is a leaf that requires a gradient, so that the first layer is reached too."""
-        out, saved = layer.forward(x, tape)
-        ctx.save_for_backward(*saved)
+        out, ctx.saved = layer.forward(x.detach(), tape)
         ctx.layer, ctx.tape = layer, tape
+        tape.volume += out.numel()
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, None, None, None]:
         """Record the layer; hand on the gradient of its input where something before it needs one."""
-        layer, tape, dy = ctx.layer, ctx.tape, grads[0]
-        saved = tuple(None if each is None else each.detach() for each in ctx.saved_tensors)
+        layer, tape, dy, saved = ctx.layer, ctx.tape, grads[0], ctx.saved
+        ctx.saved = None  # activations go as the pass goes
+        tape.used[layer.name] = tape.used.get(layer.name, 0) + 1
         dx = layer.input_gradient(dy, saved, tape) if ctx.needs_input_grad[0] else None
-        tape.entries.setdefault(layer.name, []).append(layer.record(dy, saved, tape))
+        layer.record(dy, saved, tape)
         return dx, None, None, None

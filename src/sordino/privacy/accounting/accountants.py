@@ -16,7 +16,7 @@ from sordino.privacy.types import Scheme
 Epsilons = Callable[[Sequence[Composition], Floats], Floats]
 Scales = Callable[[Sequence[Composition], Floats, Floats], Floats]
 
-_PLD_TOLERANCE = 5e-4
+_PLD_TOLERANCE = 3e-4
 _RDP_TOLERANCE = 1e-4
 _EXACT_TOLERANCE = 1e-5
 
@@ -57,7 +57,7 @@ def _search(
     epsilons: Epsilons, compositions: Sequence[Composition], target: Floats, deltas: Floats, tolerance: float
 ) -> Floats:
     """The smallest scales by evaluating ``epsilons``, from the better of two limits."""
-    start = np.exp(cumulant.limit_scale(table(compositions), target, deltas))
+    start = cumulant.limit_scale(table(compositions), target, deltas)
 
     def cost(at: np.ndarray, scales: Floats) -> Floats:
         return epsilons([scaled(compositions[i], float(s)) for i, s in zip(at, scales)], deltas[at])

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import ndtri
 
 from sordino.privacy.accounting import gaussian
 from sordino.privacy.accounting.parts import Floats, Kind, Table
@@ -43,8 +44,11 @@ def _log_weights(x: Floats, rate: Floats, sigma: Floats, order: Floats, exchange
     return order * loss + without - x**2 / (2 * variance), loss
 
 
-def _outputs(rate: Floats, sigma: Floats, order: Floats, exchange: bool) -> Floats:
-    """Outputs [rows, nodes] that cover where the tilted density lives, found by scouts around its possible modes."""
+def _outputs(rate: Floats, sigma: Floats, order: Floats, farthest: Floats, exchange: bool) -> Floats:
+    """Outputs [rows, nodes] that cover where the tilted density lives, found by scouts around its possible modes.
+
+    Nothing beyond ``farthest`` counts: a large tilt would otherwise weigh outputs that never happen.
+    """
     reach = 8.5 * sigma
     around = np.linspace(-1.0, 1.0, _SCOUTS)
     between = np.linspace(0.0, 1.0, _SCOUTS)
@@ -52,6 +56,7 @@ def _outputs(rate: Floats, sigma: Floats, order: Floats, exchange: bool) -> Floa
         [reach * around, order * between, order + reach * around, (order - 1.0) * between - reach * (1 - between)],
         axis=1,
     )
+    scouts = np.minimum(scouts, farthest)
     scouts.sort(axis=1)
     height, _ = _log_weights(scouts, rate, sigma, order, exchange)
     alive = height > height.max(axis=1, keepdims=True) - _NATS
@@ -63,10 +68,13 @@ def _outputs(rate: Floats, sigma: Floats, order: Floats, exchange: bool) -> Floa
     return np.asarray(low + (high - low) * np.linspace(0.0, 1.0, _NODES))
 
 
-def _sampled(rate: Floats, sigma: Floats, order: Floats, exchange: bool) -> tuple[Floats, Floats, Floats]:
-    """Λ, Λ', Λ'' of one sampled release at ``order``, by the trapezoid rule (rows of equal length)."""
+def _sampled(
+    rate: Floats, sigma: Floats, order: Floats, tail: Floats, exchange: bool
+) -> tuple[Floats, Floats, Floats]:
+    """Λ, Λ', Λ'' of one sampled release at ``order``, by the trapezoid rule, without outputs of mass < ``tail``."""
     q, s, t = rate[:, None], sigma[:, None], order[:, None]
-    x = _outputs(q, s, t, exchange)
+    far = np.maximum(-sigma * ndtri(tail / 2), 1.0 - sigma * ndtri(np.minimum(tail / (2 * rate), 0.5)))
+    x = _outputs(q, s, t, far[:, None], exchange)
     height, loss = _log_weights(x, q, s, t, exchange)
     peak = height.max(axis=1, keepdims=True)
     weight = np.exp(height - peak)
@@ -78,9 +86,13 @@ def _sampled(rate: Floats, sigma: Floats, order: Floats, exchange: bool) -> tupl
     return value, mean, variance
 
 
-def cumulants(parts: Table, noise: Floats, order: Floats) -> tuple[Floats, Floats, Floats]:
-    """Λ, Λ', Λ'' of every client's composition at the client's ``order``, with ``noise`` per part."""
+def cumulants(parts: Table, noise: Floats, order: Floats, delta: Floats) -> tuple[Floats, Floats, Floats]:
+    """Λ, Λ', Λ'' of every client's composition at the client's ``order``, with ``noise`` per part.
+
+    Tails that δ does not see (1e-5 of it, over all releases) are left out.
+    """
     t = order[parts.owner]
+    tail = (1e-5 * delta / parts.total(parts.count))[parts.owner]
     out = np.zeros((3, parts.owner.size))
     for kind in (Kind.GAUSSIAN, Kind.POISSON, Kind.EXCHANGE):
         at = parts.kind == kind.value
@@ -92,7 +104,7 @@ def cumulants(parts: Table, noise: Floats, order: Floats) -> tuple[Floats, Float
         else:
             exchange = kind is Kind.EXCHANGE
             sigma = 2 * noise[at] if exchange else noise[at]
-            out[:, at] = _sampled(parts.rate[at], sigma, t[at], exchange)
+            out[:, at] = _sampled(parts.rate[at], sigma, t[at], tail[at], exchange)
     value, mean, variance = (parts.total(parts.count * row) for row in out)
     return value, mean, variance
 
@@ -115,7 +127,7 @@ def saddle_point(
         start = np.clip(np.sqrt(2 * np.log(1 / delta)) / mu, 1e-3, 1e7)
     tilt, low, high = start.copy(), np.zeros_like(start), np.full_like(start, np.inf)
     for _ in range(rounds):
-        value, mean, variance = cumulants(parts, noise, tilt + 1.0)
+        value, mean, variance = cumulants(parts, noise, tilt + 1.0, delta)
         curve = variance + tilt**-2.0 + (1 + tilt) ** -2.0
         epsilon = mean - 1 / tilt - 1 / (1 + tilt)
         log_delta = value - tilt * epsilon - np.log(tilt * (1 + tilt)) - 0.5 * np.log(2 * np.pi * curve)
@@ -132,20 +144,29 @@ def saddle_point(
     return Saddle(tilt, epsilon + off / tilt, mean, variance)
 
 
-def limit_scale(parts: Table, epsilon: Floats, delta: Floats) -> Floats:
-    """ln of a factor on every noise that roughly meets ε: the larger of the central limit's and the rare limit's.
+def rarely(parts: Table, noise: Floats) -> NDArray[np.bool_]:
+    """Whether a record is hardly ever sampled, and seen when it is: there the saddle point is off, the rare limit not."""
+    loud = parts.total((noise > 1.5) * 1.0) == 0
+    return np.asarray(loud & (parts.total(parts.count * parts.rate) < 0.6))
 
-    The rare limit, count·δ₁(ε) = δ with δ₁ of one release, asks for slightly too little noise.
-    """
+
+def _limits(parts: Table, epsilon: Floats, delta: Floats) -> tuple[Floats, Floats]:
+    """ln of the factors on every noise that meet ε in the rare limit (slightly too small) and in the central limit."""
     mu = gaussian.mu_of(epsilon, delta)
     rare = _bisected(lambda scale: _rare_log_delta(parts, scale, epsilon) > np.log(delta), epsilon.shape)
-    limit = _bisected(lambda scale: gaussian_limit(parts, parts.noise * scale[parts.owner]) > mu, epsilon.shape)
-    return np.maximum(rare, limit)
+    central = _bisected(lambda scale: gaussian_limit(parts, parts.noise * scale[parts.owner]) > mu, epsilon.shape)
+    return rare, central
+
+
+def limit_scale(parts: Table, epsilon: Floats, delta: Floats) -> Floats:
+    """A factor on every noise that roughly meets ε: the larger of the two limits'."""
+    return np.exp(np.maximum(*_limits(parts, epsilon, delta)))
 
 
 def saddle_scale(parts: Table, epsilon: Floats, delta: Floats) -> tuple[Floats, Floats]:
     """(scale, slope): the factor on every noise with which the estimate meets ε, and d ln ε/d ln scale there."""
-    log_scale = limit_scale(parts, epsilon, delta)
+    rare, central = _limits(parts, epsilon, delta)
+    log_scale = np.maximum(rare, central)
     floor, ceiling = log_scale - 1.0, log_scale + 1.0
     tilt: Floats | None = None
     slope = np.full_like(epsilon, -1.2)
@@ -162,16 +183,30 @@ def saddle_scale(parts: Table, epsilon: Floats, delta: Floats) -> tuple[Floats, 
             break
         before = (log_scale, off)
         log_scale = np.clip(log_scale - np.clip(off / slope, -0.5, 0.5), floor, ceiling)
-    return np.exp(log_scale), slope
+    rare_scale = np.exp(rare + 0.01)
+    seldom = rarely(parts, parts.noise * rare_scale[parts.owner])
+    return np.where(seldom, rare_scale, np.exp(log_scale)), np.where(seldom, -3.0, slope)
 
 
 def _rare_log_delta(parts: Table, scale: Floats, epsilon: Floats) -> Floats:
     """ln Σ count·δ₁(ε) with δ₁ the divergence of one release: right where a record is hardly ever sampled."""
     sigma = parts.noise * scale[parts.owner]
     sigma = np.where(parts.kind == Kind.EXCHANGE.value, 2 * sigma, sigma)
-    raised = np.log1p(np.expm1(np.minimum(epsilon, 600.0)[parts.owner]) / parts.rate)
+    own = epsilon[parts.owner]
+    raised = np.where(own < 600.0, np.log1p(np.expm1(np.minimum(own, 600.0)) / parts.rate), own - np.log(parts.rate))
     one = parts.rate * np.exp(gaussian.log_delta(raised, 1 / sigma))
     return np.log(np.maximum(parts.total(parts.count * one), 1e-300))
+
+
+def rare_epsilon(parts: Table, delta: Floats) -> Floats:
+    """ε with Σ count·δ₁(ε) = δ, slightly too small: an estimate where a record is hardly ever sampled."""
+    scale = np.ones(delta.shape)
+    low, high = np.full(delta.shape, 1e-6), np.full(delta.shape, 1e6)
+    for _ in range(30):
+        middle = np.sqrt(low * high)
+        enough = _rare_log_delta(parts, scale, middle) <= np.log(delta)
+        low, high = np.where(enough, low, middle), np.where(enough, middle, high)
+    return high
 
 
 def _bisected(too_little: Callable[[Floats], NDArray[np.bool_]], shape: tuple[int, ...]) -> Floats:

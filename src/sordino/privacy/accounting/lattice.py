@@ -119,6 +119,7 @@ def discretise(part: Part, step: float, low: float, high: float) -> Lattice:
     above, above_back = beyond(-1.0, float(x[-1]))
     top = low + float(offsets[-1])
     kept = min(above_back * math.exp(top), above) if top < 700.0 else 0.0
+    kept_back = min(below * math.exp(-low), below_back) if low > -700.0 else 0.0
     points[0] += below
     points[-1] += kept
-    return Lattice(low, step, points, above - kept, max(below_back - below * math.exp(-low), 0.0))
+    return Lattice(low, step, points, above - kept, below_back - kept_back)

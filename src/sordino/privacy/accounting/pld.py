@@ -21,8 +21,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from scipy import fft
+from scipy.special import ndtr
 
-from sordino.privacy.accounting import cumulant
+from sordino.privacy.accounting import cumulant, rdp
 from sordino.privacy.accounting.lattice import Lattice, discretise, extent
 from sordino.privacy.accounting.parts import Composition, Floats, Kind, table
 
@@ -30,8 +31,9 @@ TIGHTNESS = 2e-5
 _LARGEST_WINDOW = 1 << 22
 _LARGEST_LATTICE = 1 << 20
 _TRUNCATED = 1e-5
-_ATTEMPTS = 12
+_ATTEMPTS = 16
 _FEW = 256
+_SMALLEST = 3e-3
 _PROBES = 33
 _ROUNDING = 16 * np.finfo(float).eps
 
@@ -65,7 +67,7 @@ def _lattices(composition: Composition, delta: float, guess: Guess, tightness: f
     count·(1+θ)step²/12: the step is chosen so that this is ``tightness`` of ε.
     """
     releases = float(sum(part.count for part in composition))
-    scale = max(guess.epsilon, 0.1 * guess.deviation)
+    scale = max(guess.epsilon, 0.1 * guess.deviation, _SMALLEST)
     step = min(math.sqrt(12 * tightness * scale / ((1 + guess.tilt) * releases)), 0.3 / (1 + guess.tilt))
     back = sum(-part.count * math.log1p(-part.rate) for part in composition if part.kind is Kind.POISSON)
     most = guess.epsilon + 3 * guess.deviation + 30.0 + back
@@ -119,7 +121,7 @@ def _window(
     """
     log_tiny = math.log(_TRUNCATED * delta)
     tilt, epsilon = guess.tilt, guess.epsilon
-    margin = max(0.75 * deviation, 4 * step)
+    margin = max(min(0.75 * deviation, 4 / tilt), 2 / tilt, 4 * step)
     high = min((value - log_tiny) / order for order, value in bounds)
     wrap = min((value - order * epsilon - log_tiny) / (order - tilt) for order, value in bounds[1:])
     low = epsilon - margin
@@ -166,13 +168,16 @@ def _tails(lattices: list[Lattice], counts: list[int], tilted: Tilted, tilt: flo
     return some
 
 
-def _first_below(divergence: Tails, target: float, points: int) -> tuple[int, float, float]:
-    """The first index whose divergence is at most target, with the values before it and at it (it falls)."""
+def _first_below(divergence: Tails, target: float, points: int) -> tuple[int, float, float] | None:
+    """The first index whose divergence is at most target, with the values before it and at it (it falls); or none."""
     low, high, above, below = 0, points - 1, math.inf, -math.inf
     while high - low > 1 or math.isinf(above):
         probes = np.unique(np.linspace(low, high, _PROBES).astype(int))
         values = divergence(probes)
-        k = int((values <= target).argmax())
+        enough = values <= target
+        if not enough[-1]:
+            return None
+        k = int(enough.argmax())
         if k == 0:
             return 0, math.inf, float(values[0])
         low, high, above, below = int(probes[k - 1]), int(probes[k]), float(values[k - 1]), float(values[k])
@@ -200,7 +205,10 @@ def _crossing(lattices: list[Lattice], counts: list[int], delta: float, guess: G
     def divergence(k: Indices) -> Floats:
         return np.asarray(tails(first + k) * np.exp(-tilt * step * k))
 
-    k, above, below = _first_below(divergence, target, points)
+    found = _first_below(divergence, target, points)
+    if found is None:
+        return top, 1
+    k, above, below = found
     if k == 0:
         return low, -1
     # Between lattice points the divergence is linear in e^ε.
@@ -208,16 +216,22 @@ def _crossing(lattices: list[Lattice], counts: list[int], delta: float, guess: G
     return low + (k - 1) * step + math.log1p(share * math.expm1(step)), 0
 
 
-def _aim(lattices: list[Lattice], counts: list[int], epsilon: float, tilt: float) -> Guess:
+def _steepest(epsilon: float, delta: float) -> float:
+    """A tilt beyond any useful one: θ is about ln(1/δ)/ε to 2 ln(1/δ)/ε for small ε, and √(ln(1/δ)/ε) for large."""
+    return 3 * (math.log(1 / delta) + 5) / max(min(epsilon, math.sqrt(epsilon)), 1e-6)
+
+
+def _aim(lattices: list[Lattice], counts: list[int], delta: float, epsilon: float, tilt: float) -> Guess:
     """The tilt whose saddle point lies at ε: K'(θ) − 1/θ − 1/(1+θ) = ε, by safeguarded Newton steps from ``tilt``."""
-    low, high = 0.0, math.inf
+    low, high = 0.0, _steepest(epsilon, delta)
+    tilt = min(tilt, high / 2)
     for _ in range(40):
         tilted = _tilted(lattices, counts, tilt)
         off = tilted.mean - 1 / tilt - 1 / (1 + tilt) - epsilon
         curve = tilted.deviation**2 + tilt**-2.0 + (1 + tilt) ** -2.0
-        if abs(off) <= 0.05 * math.sqrt(curve) or tilt > 1e7:
-            break
         low, high = (low, tilt) if off > 0 else (tilt, high)
+        if abs(off) <= 0.05 * math.sqrt(curve) or high < 1.01 * low:
+            break
         tilt = min(max(tilt - off / curve, tilt / 4), 4 * tilt)
         if not low < tilt < high:
             tilt = (low + high) / 2
@@ -247,7 +261,7 @@ def _reverse(lattices: list[Lattice], counts: list[int], delta: float, forward: 
         return forward
     epsilon = forward
     for _ in range(_ATTEMPTS):
-        guess = _aim(back, counts, epsilon, tilt)
+        guess = _aim(back, counts, delta, epsilon, tilt)
         if _reverse_fits(back, counts, delta, guess):
             return epsilon
         found, side = _crossing(back, counts, delta, guess)
@@ -264,33 +278,59 @@ def _one(composition: Composition, delta: float, guess: Guess, tightness: float)
     for _ in range(_ATTEMPTS):
         lattices = _lattices(composition, delta, guess, tightness)
         found, side = _crossing(lattices, counts, delta, guess)
-        if side == 0 or found <= 0.0:
+        if side == 0 or (side < 0 and found <= 0.0):
             forward = max(found, 0.0)
             if all(part.kind is not Kind.POISSON for part in composition):
                 return forward
             return _reverse(lattices, counts, delta, forward, guess.tilt)
         if side < 0:
             ceiling = min(ceiling, found)
-            epsilon = max((floor + ceiling) / 2, ceiling - 2 * guess.deviation)
         else:
             floor = max(floor, guess.epsilon)
-            epsilon = min(2 * floor + guess.deviation, (floor + ceiling) / 2)
-        guess = _aim(lattices, counts, epsilon, guess.tilt)
-    return math.inf
+        if floor >= ceiling:
+            break
+        if math.isinf(ceiling):
+            epsilon = 2 * floor + guess.deviation
+        else:
+            epsilon = ceiling / 3 if floor == 0.0 else (floor + ceiling) / 2
+        guess = _aim(lattices, counts, delta, epsilon, guess.tilt)
+    # δ(ceiling) ≤ delta is certified, so it bounds ε, if not tightly; the other direction has to hold there too.
+    return ceiling if math.isinf(ceiling) else _reverse(lattices, counts, delta, ceiling, guess.tilt)
+
+
+def _total_variation(composition: Composition) -> float:
+    """A bound on δ(0): the sum of the releases' total variations q·(2Φ(1/(2z)) − 1). Below δ, ε is 0."""
+    return sum(part.count * part.rate * (2 * float(ndtr(0.5 / part.noise)) - 1) for part in composition)
+
+
+def _guesses(compositions: Sequence[Composition], deltas: Floats) -> list[Guess]:
+    """Where to look, for every composition: its saddle point, or the rare limit where records are hardly sampled."""
+    parts = table(compositions)
+    saddle = cumulant.saddle_point(parts, parts.noise, deltas)
+    rare = cumulant.rarely(parts, parts.noise)
+    expected = np.where(rare, cumulant.rare_epsilon(parts, deltas), np.maximum(saddle.epsilon, 0.0))
+    out = []
+    for tilt, epsilon, variance, delta in zip(saddle.tilt, expected, saddle.variance, deltas):
+        steep = _steepest(float(epsilon), float(delta))
+        out.append(Guess(min(float(tilt), steep), float(epsilon), math.sqrt(float(variance))))
+    return out
 
 
 def epsilons(compositions: Sequence[Composition], deltas: Floats, tightness: float = TIGHTNESS) -> Floats:
-    """ε of every composition at its δ; compositions of full-batch Gaussians alone are exact."""
-    parts = table(compositions)
-    saddle = cumulant.saddle_point(parts, parts.noise, deltas)
-    deviation = np.sqrt(saddle.variance)
+    """ε of every composition at its δ; a Rényi bound in the few extreme cases where no window is found."""
+    guesses = _guesses(compositions, deltas)
 
     def one(i: int) -> float:
-        guess = Guess(float(saddle.tilt[i]), float(max(saddle.epsilon[i], 0.0)), float(deviation[i]))
-        return _one(compositions[i], float(deltas[i]), guess, tightness)
+        delta, composition = float(deltas[i]), compositions[i]
+        if _total_variation(composition) <= delta:
+            return 0.0
+        found = _one(composition, delta, guesses[i], tightness)
+        if math.isinf(found) and all(part.kind is not Kind.EXCHANGE for part in composition):
+            return float(rdp.epsilons([composition], deltas[i : i + 1])[0])
+        return found
 
     workers = min(4, len(os.sched_getaffinity(0)), 1 + len(compositions) // 4)
     if workers == 1:
         return np.array([one(i) for i in range(len(compositions))])
     with ThreadPoolExecutor(workers) as pool:
-        return np.array(list(pool.map(one, range(len(compositions)), chunksize=4)))
+        return np.array(list(pool.map(one, range(len(compositions)))))

@@ -17,7 +17,7 @@ from sordino.privacy.types import Adjacency
 from sordino.server.select.checks import Array, at_least, positive, record_counts, vector, whole
 
 LARGE_EPSILON = 30.0
-"""Beyond this e^ε is written as a shift of ε, which cannot overflow; below, expm1 keeps small ε exact."""
+"""Beyond this ℓ = ε − ln r to 14 digits, and e^ε need not be computed (it would overflow)."""
 
 
 def noise_factors(
@@ -85,8 +85,7 @@ def closed_form_factors(
     is_private = np.isfinite(budget)
     finite = np.where(is_private, budget, 1.0)
     small = np.log1p(np.expm1(np.minimum(finite, LARGE_EPSILON)) / rate)
-    large = finite + np.log1p((rate - 1.0) * np.exp(-np.maximum(finite, LARGE_EPSILON))) - np.log(rate)
-    amplified = np.where(finite <= LARGE_EPSILON, small, large)
+    amplified = np.where(finite <= LARGE_EPSILON, small, finite - np.log(rate))
     factor = 8.0 * np.log(math.e + rate * amplified / delta) / (records * rate * amplified) ** 2
     return np.where(is_private, Adjacency.parse(adjacency).sensitivity ** 2 * factor, 0.0)
 

@@ -126,6 +126,7 @@ def _solve(shares: Array, noise: Array, marginal: Array) -> Array:
     kept = bisect_left(range(order.size), True, key=lambda index: not table.is_past(index))
     raised = 0
     if not table.public:
+        kept = max(kept, 1)  # somebody is raised, even where rounding hides by how much
         raised = 1 + bisect_left(range(1, kept), True, key=lambda index: table.is_raised_enough(index, kept))
     below, above = slice(0, raised), slice(kept, None)
     low, high, mass = _levels(  # from fresh, pairwise sums: the running ones served the search

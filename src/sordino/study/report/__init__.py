@@ -18,7 +18,7 @@ from sordino._version import __version__
 from sordino.errors import BadInput
 from sordino.study.report import sections
 from sordino.study.report.charts import Chart, drawn
-from sordino.study.report.gather import Group, Result, grouped
+from sordino.study.report.gather import Group, Result, dig, grouped
 from sordino.study.report.pieces import figures, mark
 from sordino.study.report.promises import sheets as sheets_of
 from sordino.study.report.traces import COLOURS
@@ -51,7 +51,7 @@ def render(results: Sequence[Result], title: str | None = None) -> str:
     parts = {
         "title": escape(heading),
         "kind": "Simulation" if all(simulated) else "Deployment" if not any(simulated) else "Simulation and deployment",
-        "simulation": "" if any(simulated) else "hidden",
+        "simulation": sections.simulation(groups) if any(simulated) else "",
         "verdict": sections.verdict(groups),
         "tiles": sections.key_figures(groups),
         "privacy-table": sections.privacy_table(groups),
@@ -97,13 +97,12 @@ def write(results: Sequence[Result], path: str | os.PathLike[str], title: str | 
 
 
 def _title(groups: Sequence[Group]) -> str:
-    """The study's name, and the method where there is only one."""
+    """What was studied, and the method where there is only one."""
+    what = groups[0].label if len(groups) == 1 else f"{len(groups)} methods compared"
     study = groups[0].runs[0].study
-    inner = study.get("study")
-    name = study.get("name") or (inner.get("name") if isinstance(inner, dict) else None)
-    if len(groups) == 1:
-        return f"{name}: {groups[0].label}" if name else groups[0].label
-    return str(name or f"Comparison of {len(groups)} methods")
+    named = (("name",), ("study", "name"), ("data", "source", "name"), ("data", "name"))
+    name = next((name for path in named if isinstance(name := dig(study, path), str)), None)
+    return f"{name}: {what}" if name else what
 
 
 def _spec(chart: Chart) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sordino.study.report.gather import Client, Group, Run, curve, diagnostics
+from sordino.study.report.gather import Client, Group, curve, diagnostics
 from sordino.study.report.numbers import finites, percent, plain, short, span
 from sordino.study.report.promises import Standing, standing
 from sordino.study.report.traces import Trace, band, cloud, line, marker, safe
@@ -48,8 +48,8 @@ def drawn(groups: Sequence[Group]) -> list[Chart]:
         _line(groups, ("central_accuracy",), "good", "Accuracy on the central test set", "central accuracy"),
         _line(groups, ("loss",), "good", "Loss by round", "loss of the global model"),
         _by_client(groups, "fair", "Accuracy by client", "accuracy", lambda client: client.accuracy),
-        _scatter(groups, "accuracy-budget", "Accuracy against budget", "budget ε", _declared(groups)),
-        _scatter(groups, "accuracy-size", "Accuracy against size", "records", lambda client, run: client.size),
+        _scatter(groups, "accuracy-budget", "Accuracy against budget", "budget ε", lambda c: c.declared),
+        _scatter(groups, "accuracy-size", "Accuracy against size", "records", lambda c: c.size),
         _line(groups, ("psi",), "fair", "Unfairness Ψ by round", "Ψ, spread of the clients' losses"),
         _by_client(groups, "contributed", "Participation", TURNS, lambda client: client.participation),
         _by_client(groups, "contributed", "Aggregation weight", "mean weight", lambda client: client.weight),
@@ -205,7 +205,7 @@ def _places(order: Sequence[str]) -> dict[str, Any]:
 
 
 def _scatter(
-    groups: Sequence[Group], identity: str, title: str, quantity: str, value: Callable[[Client, Run], float | None]
+    groups: Sequence[Group], identity: str, title: str, quantity: str, value: Callable[[Client], float | None]
 ) -> Chart | None:
     """Accuracy of each client and seed against something the client declared."""
     traces: list[Trace] = []
@@ -216,10 +216,10 @@ def _scatter(
             (client, run)
             for run in group.runs
             for client in run.clients
-            if client.accuracy is not None and value(client, run) is not None
+            if client.accuracy is not None and value(client) is not None
         ]
         if points:
-            xs = [value(client, run) or 0.0 for client, run in points]
+            xs = [value(client) or 0.0 for client, _ in points]
             ys = [client.accuracy or 0.0 for client, _ in points]
             across += xs
             leanings += _leaning(group.label, xs, ys)
@@ -241,15 +241,14 @@ def _scatter(
 
 
 def _order(groups: Sequence[Group]) -> list[str]:
-    """Client names by budget, as the first run that knows a client declares it; unknown budgets go last."""
+    """Client names by budget, as the first run that knows it declares it; public and unknown ones go last."""
     budgets: dict[str, float] = {}
     for group in groups:
         for run in group.runs:
             for client in run.clients:
-                known = budgets.get(client.name, math.inf)
-                if math.isinf(known) and client.epsilon is not None:
-                    budgets[client.name] = client.epsilon
-                budgets.setdefault(client.name, math.inf)
+                known = budgets.setdefault(client.name, math.inf)
+                if math.isinf(known) and client.declared is not None:
+                    budgets[client.name] = client.declared
     return sorted(budgets, key=lambda name: budgets[name])
 
 
@@ -260,21 +259,6 @@ def _leaning(label: str, xs: Sequence[float], ys: Sequence[float]) -> list[str]:
     if len(set(xs)) < 2 or len(set(ys)) < 2:
         return []
     return [f"{label} {plain(float(spearmanr(xs, ys).statistic), 2)}"]
-
-
-def _declared(groups: Sequence[Group]) -> Callable[[Client, Run], float | None]:
-    """A client's finite budget. A method that is not private records none: then what the client declared elsewhere.
-
-    The same client under the same seed has one budget, whichever method is compared.
-    """
-    known = {
-        (str(run.seed), client.name): client.epsilon
-        for group in groups
-        for run in group.runs
-        for client in run.clients
-        if client.epsilon is not None and math.isfinite(client.epsilon)
-    }
-    return lambda client, run: known.get((str(run.seed), client.name))
 
 
 def _wide(values: Sequence[float]) -> bool:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sordino.errors import BadInput
-from sordino.study.report.numbers import Spread, finite, finites, spread, thin
+from sordino.study.report.numbers import Spread, finite, finites, short, spread, thin
 
 SCHEMA = 1
 Result = Mapping[str, Any]
@@ -22,9 +22,13 @@ Result = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Client:
-    """One client in one run. ε is ``inf`` where the result says null, None where the result says nothing."""
+    """One client in one run. ε is ``inf`` where the result says null, None where the result says nothing.
+
+    ``declared`` is the finite budget the client set, which a study knows also for a method that is not private.
+    """
 
     name: str
+    declared: float | None
     epsilon: float | None
     delta: float | None
     spent: float | None
@@ -101,7 +105,7 @@ def grouped(results: Sequence[Result]) -> list[Group]:
     copies: Counter[tuple[str, str, str]] = Counter()
     for place, result in enumerate(results):
         _check(result, place)
-        settings = flat(_without_seed(result.get("study") or {}))
+        settings = flat(_settings(result.get("study") or {}))
         key = json.dumps(settings, sort_keys=True)
         method, seed = str(result["method"]), str(result.get("seed"))
         copies[method, key, seed] += 1
@@ -121,7 +125,7 @@ def curve(group: Group, *path: str) -> Curve | None:
     values: dict[int, list[float]] = defaultdict(list)
     for run in group.runs:
         for place, row in enumerate(run.rounds, start=1):
-            number = finite(_dig(row, path))
+            number = finite(dig(row, path))
             if number is not None:
                 values[int(row.get("round", place))].append(number)
     if not values:
@@ -155,8 +159,13 @@ def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
         if isinstance(value, Mapping):
             leaves.update(flat(value, f"{prefix}{key}."))
         else:
-            leaves[f"{prefix}{key}"] = json.dumps(value, default=str, ensure_ascii=False)
+            listed = [_rounded(one) for one in value] if isinstance(value, list | tuple) else value
+            leaves[f"{prefix}{key}"] = json.dumps(listed, default=str, ensure_ascii=False)
     return leaves
+
+
+def _rounded(value: Any) -> Any:
+    return short(value) if isinstance(value, float) else value
 
 
 def _check(result: Any, place: int) -> None:
@@ -170,12 +179,13 @@ def _check(result: Any, place: int) -> None:
         )
 
 
-def _without_seed(study: Mapping[str, Any]) -> dict[str, Any]:
-    """The study without what tells seeds and compared methods apart."""
-    kept = {key: value for key, value in study.items() if key not in ("seed", "compare")}
-    inner = kept.get("study")
-    if isinstance(inner, Mapping):
-        kept["study"] = {key: value for key, value in inner.items() if key != "seed"}
+def _settings(study: Mapping[str, Any]) -> dict[str, Any]:
+    """The study without what a seed decides: seeds at any depth, and the sizes and budgets drawn with them."""
+    kept: dict[str, Any] = {}
+    for key, value in study.items():
+        drawn = key in ("sizes", "budgets") and isinstance(value, list | tuple)
+        if key not in ("seed", "compare", "topped_up") and not drawn:
+            kept[key] = _settings(value) if isinstance(value, Mapping) else value
     return kept
 
 
@@ -213,13 +223,14 @@ def _clients(result: Result, rounds: Sequence[Mapping[str, Any]]) -> tuple[Clien
     names = [str(entry.get("client", place)) for place, entry in enumerate(entries)]
     names += [f"client {place}" for place in range(len(names), len(accuracies))]
     takes, weights = _contributions(rounds, names)
-    sizes = _sizes(result, names)
+    sizes, budgets = _sizes(result, names), _of_study(result, "budgets", names)
     clients = []
     for place, name in enumerate(names):
         entry = entries[place] if place < len(entries) else {}
         clients.append(
             Client(
                 name=name,
+                declared=finite(entry.get("epsilon")) or budgets[place],
                 epsilon=_epsilon(entry, "epsilon"),
                 delta=finite(entry.get("delta")),
                 spent=_epsilon(entry, "spent_epsilon" if "spent_epsilon" in entry else "run_epsilon"),
@@ -247,18 +258,20 @@ def _epsilon(entry: Mapping[str, Any], key: str) -> float | None:
 
 
 def _sizes(result: Result, names: Sequence[str]) -> list[float | None]:
-    """Records per client: from the privacy entries, or from a list or table of sizes in the study."""
-    entries = result.get("privacy") or []
-    found = [finite(entry.get("n", entry.get("records"))) for entry in entries]
+    """Records per client: from the privacy entries, or from the study."""
+    found = [finite(entry.get("n", entry.get("records"))) for entry in result.get("privacy") or []]
     if any(size is not None for size in found):
         return found + [None] * (len(names) - len(found))
-    study = result.get("study") or {}
-    data = study.get("data")
-    declared = study.get("sizes") or (data.get("sizes") if isinstance(data, Mapping) else None)
-    if isinstance(declared, Mapping):
-        return [finite(declared.get(name)) for name in names]
-    if isinstance(declared, Sequence) and not isinstance(declared, str) and len(declared) == len(names):
-        return [finite(size) for size in declared]
+    return _of_study(result, "sizes", names)
+
+
+def _of_study(result: Result, key: str, names: Sequence[str]) -> list[float | None]:
+    """What the study says of every client: a list in the clients' order, or a table by name; None where it does not."""
+    told = (result.get("study") or {}).get(key)
+    if isinstance(told, Mapping):
+        return [finite(told.get(name)) for name in names]
+    if isinstance(told, list | tuple) and len(told) == len(names):
+        return [finite(one) for one in told]
     return [None] * len(names)
 
 
@@ -288,7 +301,8 @@ def _aliases(names: Sequence[str]) -> dict[Any, str]:
     return {**by_place, **{name: name for name in names}}
 
 
-def _dig(row: Mapping[str, Any], path: Sequence[str]) -> Any:
+def dig(row: Mapping[str, Any], path: Sequence[str]) -> Any:
+    """What lies at the end of a path of keys, or None where the path breaks off."""
     value: Any = row
     for key in path:
         value = value.get(key) if isinstance(value, Mapping) else None

@@ -13,28 +13,30 @@
   }
 
   // ---- charts ------------------------------------------------------------------------------------------------
-  // Colours arrive as tokens ("@m0", "@m0~0.16") and are read from the style sheet of the theme in use.
-  function paintbox() {
-    const style = getComputedStyle(root);
-    return (token) => {
+  // Colours arrive as tokens ("@m0", "@m0~0.16") and are read from the style sheet once for each theme.
+  const paints = { light: new Map(), dark: new Map() };
+
+  function paint(token) {
+    const known = paints[root.dataset.theme];
+    if (!known.has(token)) {
       const [name, alpha] = token.slice(1).split("~");
-      const hex = style.getPropertyValue(`--${name}`).trim();
-      if (alpha === undefined) return hex;
+      const hex = getComputedStyle(root).getPropertyValue(`--${name}`).trim();
       const [r, g, b] = [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
-      return `rgba(${r},${g},${b},${alpha})`;
-    };
+      known.set(token, alpha === undefined ? hex : `rgba(${r},${g},${b},${alpha})`);
+    }
+    return known.get(token);
   }
 
-  function resolved(value, paint) {
+  function resolved(value) {
     if (typeof value === "string") return value.startsWith("@") ? paint(value) : value;
     if (Array.isArray(value)) return value;
     if (value && typeof value === "object") {
-      return Object.fromEntries(Object.entries(value).map(([key, one]) => [key, resolved(one, paint)]));
+      return Object.fromEntries(Object.entries(value).map(([key, one]) => [key, resolved(one)]));
     }
     return value;
   }
 
-  function axis(spec, paint) {
+  function axis(spec) {
     const { title, ...rest } = spec;
     return {
       gridcolor: paint("@line"), linecolor: paint("@line"), zerolinecolor: paint("@line"),
@@ -44,24 +46,27 @@
 
   // Margins are set, not measured: measuring would draw every chart twice. The y title stands level above its axis.
   function draw(chart, size = {}) {
-    const paint = paintbox();
-    const traces = chart.traces.map((trace) => ({ ...resolved(trace, paint), visible: !hidden.has(trace.legendgroup) }));
+    const traces = chart.traces.map((trace) => ({ ...resolved(trace), visible: !hidden.has(trace.legendgroup) }));
     const soft = { size: 13, color: paint("@muted") };
     const label = { text: chart.y.title, font: soft, showarrow: false, xref: "paper", yref: "paper" };
     const layout = {
-      showlegend: false, hovermode: chart.hovermode, dragmode: matchMedia("(pointer: fine)").matches ? "zoom" : false,
-      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+      autosize: size.width === undefined, showlegend: false, hovermode: chart.hovermode,
+      dragmode: matchMedia("(pointer: fine)").matches ? "zoom" : false,
+      paper_bgcolor: paint("@card"), plot_bgcolor: paint("@card"),
       margin: { l: 52, r: 14, t: 34, b: chart.x.ticktext ? 84 : 48 },
       font: { family: getComputedStyle(document.body).fontFamily, size: 13, color: paint("@ink") },
       hoverlabel: { bgcolor: paint("@card"), bordercolor: paint("@muted"), font: { color: paint("@ink") }, namelength: -1 },
       annotations: [{ ...label, x: 0, y: 1, xanchor: "left", yanchor: "bottom", xshift: -46, yshift: 6 }],
-      xaxis: { title: { text: chart.x.title, font: soft, standoff: 6 }, ...axis(chart.x, paint) },
-      yaxis: axis(chart.y, paint), ...size,
+      xaxis: { title: { text: chart.x.title, font: soft, standoff: 6 }, ...axis(chart.x) },
+      yaxis: axis(chart.y), ...size,
     };
-    return Plotly.react(`chart-${chart.id}`, traces, layout, {
-      responsive: true, displaylogo: false,
-      modeBarButtonsToRemove: ["select2d", "lasso2d", "zoomIn2d", "zoomOut2d", "autoScale2d", "pan2d", "zoom2d"],
-    });
+    // No mode bar: one of its buttons would send the chart to a service on the network.
+    return Plotly.react(`chart-${chart.id}`, traces, layout, { responsive: true, displayModeBar: false });
+  }
+
+  function savePicture(button) {
+    const size = { format: "png", width: 900, height: 560, scale: 2 };
+    Plotly.downloadImage(`chart-${button.dataset.save}`, { ...size, filename: `sordino-${button.dataset.save}` });
   }
 
   // ---- switches of the methods: one state for all charts ---------------------------------------------------------
@@ -157,8 +162,8 @@
   const statement = document.getElementById("statement");
   const chooser = document.getElementById("sheet");
   const finder = document.getElementById("find");
-  const digits = { maximumSignificantDigits: 4 };
-  const number = (value) => (typeof value === "number" ? value.toLocaleString("en", digits) : value ?? dash);
+  const digits = new Intl.NumberFormat("en", { maximumSignificantDigits: 4 });
+  const number = (value) => (typeof value === "number" ? digits.format(value) : value ?? dash);
 
   const exponential = (value) => Number(value.toPrecision(2)).toExponential().replace("-", "−");
 
@@ -192,9 +197,10 @@
 
   function say(entry, lead) {
     const standing = data.clients.texts[entry[8]];
-    statement.classList.toggle("bad", standing !== "within budget" && standing !== "public data");
+    const calm = standing === "within budget" || standing === "public data";
+    statement.classList.toggle("bad", !calm);
     statement.replaceChildren(make("p", {}, data.clients.texts[entry[9]]));
-    if (lead) statement.prepend(make("p", { class: "lead" }, lead));
+    if (lead && calm) statement.prepend(make("p", { class: "lead" }, lead));
     for (const row of clients.tBodies[0].rows) {
       if (row.dataset.client === entry[0]) row.setAttribute("aria-current", "true");
       else row.removeAttribute("aria-current");
@@ -229,6 +235,7 @@
   }
 
   // ---- theme and print -----------------------------------------------------------------------------------------------
+  let before = null; // what to return to after printing
   const themeButton = document.getElementById("theme");
 
   function setTheme(theme, size) {
@@ -240,15 +247,16 @@
   // On paper: light, every statement, and charts as wide as half a page.
   function printing() {
     const statements = document.getElementById("statements");
-    let before;
     addEventListener("beforeprint", () => {
       before = { theme: root.dataset.theme, open: statements.open };
       statements.open = true;
       setTheme("light", { width: 320, height: 250 });
     });
     addEventListener("afterprint", () => {
-      statements.open = before.open;
-      setTheme(before.theme);
+      const { theme, open } = before;
+      before = null;
+      statements.open = open;
+      setTheme(theme);
     });
   }
 
@@ -260,7 +268,14 @@
   }
   setTheme(root.dataset.theme);
   themeButton.addEventListener("click", () => setTheme(root.dataset.theme === "dark" ? "light" : "dark"));
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", (event) => setTheme(event.matches ? "dark" : "light"));
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", (event) => {
+    const theme = event.matches ? "dark" : "light";
+    if (before) before.theme = theme;
+    else setTheme(theme);
+  });
+  for (const button of document.querySelectorAll("button[data-save]")) {
+    button.addEventListener("click", () => savePicture(button));
+  }
   printing();
   root.dataset.ready = "true";
 })();

@@ -90,8 +90,9 @@ def figure(chart: Chart) -> str:
         f"<p>{escape(chart.note)}</p></figcaption>"
         f'<div class="legend" role="group" aria-label="Show or hide methods" data-chart="{identity}"></div>'
         f'<div class="chart" id="chart-{identity}" role="img" aria-label="{escape(chart.summary, quote=True)}"></div>'
-        f'<details class="data" data-chart="{identity}"><summary>Data table</summary><p>{escape(chart.summary)}</p>'
-        "</details></figure>"
+        f'<div class="under"><details class="data" data-chart="{identity}"><summary>Data table</summary>'
+        f"<p>{escape(chart.summary)}</p></details>"
+        f'<button type="button" data-save="{identity}">Save picture</button></div></figure>'
     )
 
 

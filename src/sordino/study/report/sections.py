@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 from collections.abc import Sequence
 from html import escape
 from typing import Any
@@ -44,14 +45,25 @@ def verdict(groups: Sequence[Group]) -> str:
     return "".join(verdict_panel(one, named if one.good else "") for one in verdicts(groups))
 
 
+def simulation(groups: Sequence[Group]) -> str:
+    """What a simulation's figures mean: nobody was protected by it, and what a deployment would promise."""
+    told = "One machine held every client's records, and all chance came from a seeded generator."
+    if any(group.private for group in groups):
+        told += (
+            " The figures say what a deployment that makes the same releases with secret noise and sampling "
+            "would guarantee."
+        )
+    return f'<p class="simulation"><strong>This was a simulation.</strong> {told}</p>'
+
+
 def key_figures(groups: Sequence[Group]) -> str:
     """Clients, budgets, what was spent, and the replace-one figure."""
     clients = [(client, run) for group in groups for run in group.runs for client in run.clients]
     guarded = [client for client, run in clients if standing(client, run.private) in (Standing.KEPT, Standing.EXCEEDED)]
     tiles = [tile("Clients", str(len({client.name for client, _ in clients})), _seeds(groups))]
-    budgets = sorted(finites(client.epsilon for client in guarded))
+    budgets = finites(client.epsilon for client in guarded)
     if budgets:
-        middle = budgets[len(budgets) // 2]
+        middle = statistics.median(budgets)
         tiles.append(tile("Budgets set", f"ε {span(budgets, as_epsilon)}", f"median {as_epsilon(middle)}"))
         most = max(guarded, key=lambda client: client.spent or 0.0)
         tiles.append(
@@ -75,20 +87,20 @@ def privacy_table(groups: Sequence[Group]) -> str:
         standings = [standing(client, run.private) for client, run in clients]
         kept = sum(one is Standing.KEPT for one in standings)
         asked = sum(one is not Standing.PUBLIC for one in standings)
-        spent = sorted(finites(client.spent for client, run in clients if run.private))
+        spent = finites(client.spent for client, run in clients if run.private)
         replaced = finites(client.replace_one for client, run in clients if run.private)
-        counts = [sum(one.get("count") or 0 for one in client.releases) for client, _ in clients]
+        counts = [sum(one.get("count") or 0 for one in client.releases) for client, run in clients if run.private]
         good = group.private and kept == asked > 0
         flag = '<span class="yes">private</span>' if good else '<span class="no">NOT PRIVATE</span>'
         if group.private and not good:
             flag = '<span class="no">not shown</span>'
-        middle = " · ".join(map(as_epsilon, (spent[0], spent[len(spent) // 2], spent[-1]))) if spent else MISSING
+        middle = " · ".join(map(as_epsilon, (min(spent), statistics.median(spent), max(spent)))) if spent else MISSING
         rows.append(
             [
                 method_cell(group),
                 Cell(flag),
                 number(f"{kept} of {asked}" if group.private else "none", kept if group.private else -1.0),
-                number(middle, spent[-1] if spent else None),
+                number(middle, max(spent) if spent else None),
                 number(as_epsilon(max(replaced)) if replaced else MISSING, max(replaced) if replaced else None),
                 number(plain(float(max(counts))) if counts else MISSING, max(counts) if counts else None),
             ]

@@ -1,0 +1,96 @@
+"""Where a convolution's kernel lies over its input, and copies of what it sees there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+Pair = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Kernel, stride, zero padding and dilation over height and width."""
+
+    kernel: Pair
+    stride: Pair
+    padding: Pair
+    dilation: Pair
+
+    @property
+    def taps(self) -> int:
+        """Weights of the kernel per channel."""
+        return self.kernel[0] * self.kernel[1]
+
+    @property
+    def dense(self) -> bool:
+        """Whether the kernel moves by one and has no holes."""
+        return self.stride == (1, 1) and self.dilation == (1, 1)
+
+    def output(self, height: int, width: int) -> Pair:
+        """Height and width of the output."""
+        sizes = [
+            (size + 2 * pad - hole * (kernel - 1) - 1) // step + 1
+            for size, pad, hole, kernel, step in zip(
+                (height, width), self.padding, self.dilation, self.kernel, self.stride
+            )
+        ]
+        return sizes[0], sizes[1]
+
+
+def last_padded(x: Tensor, geometry: Geometry) -> Tensor:
+    """``[n, c, h, w]`` as contiguous ``[n, h + 2p, w + 2p, c]``."""
+    high, wide = geometry.padding
+    last = x.permute(0, 2, 3, 1)
+    if high or wide:
+        last = functional.pad(last, (0, 0, wide, wide, high, high))
+    return last.contiguous()
+
+
+def patches_view(padded: Tensor, geometry: Geometry) -> Tensor:
+    """View ``[n, ho, wo, kh, kw, c]`` of a padded channels-last input; no copy."""
+    n, height, width, channels = padded.shape
+    at_n, at_h, at_w, at_c = padded.stride()
+    inner = Geometry(geometry.kernel, geometry.stride, (0, 0), geometry.dilation)
+    high, wide = inner.output(height, width)
+    (kh, kw), (sh, sw), (dh, dw) = geometry.kernel, geometry.stride, geometry.dilation
+    strides = (at_n, sh * at_h, sw * at_w, dh * at_h, dw * at_w, at_c)
+    return padded.as_strided((n, high, wide, kh, kw, channels), strides, padded.storage_offset())
+
+
+def scattered(patches: Tensor, size: Pair, geometry: Geometry) -> Tensor:
+    """Adjoint of the patches: ``[n, ho, wo, kh, kw, c]`` added back to an input ``[n, c, *size]``, channels last."""
+    n, high, wide, kh, kw, channels = patches.shape
+    (ph, pw), (sh, sw), (dh, dw) = geometry.padding, geometry.stride, geometry.dilation
+    padded = patches.new_zeros(n, size[0] + 2 * ph, size[1] + 2 * pw, channels)
+    for row in range(kh):
+        for column in range(kw):
+            top, left = row * dh, column * dw
+            seen = padded[:, top : top + sh * (high - 1) + 1 : sh, left : left + sw * (wide - 1) + 1 : sw]
+            seen += patches[:, :, :, row, column]
+    return padded[:, ph : ph + size[0], pw : pw + size[1]].permute(0, 3, 1, 2)
+
+
+def planes_into(x: Tensor, geometry: Geometry, out: Tensor) -> None:
+    """Shifted copies of the image, ``out[n, c, kh, kw, ho, wo]``: long contiguous runs where channels are few."""
+    (ph, pw), (sh, sw), (dh, dw) = geometry.padding, geometry.stride, geometry.dilation
+    padded = functional.pad(x.contiguous(), (pw, pw, ph, ph)) if ph or pw else x.contiguous()
+    at_n, at_c, at_h, at_w = padded.stride()
+    strides = (at_n, at_c, dh * at_h, dw * at_w, sh * at_h, sw * at_w)
+    out.copy_(padded.as_strided(out.shape, strides, padded.storage_offset()))
+
+
+def row_windows(padded: Tensor, kernel: int, wide: int) -> Tensor:
+    """Windows along the width only, ``[n, h, wo, kw·c]``, of a padded channels-last input at stride 1.
+
+    What the kernel's row k sees at every output position is then the slice of rows ``k .. k + ho``, without a copy.
+    """
+    n, height, _, channels = padded.shape
+    at_n, at_h, at_w, at_c = padded.stride()
+    view = padded.as_strided(
+        (n, height, wide, kernel, channels), (at_n, at_h, at_w, at_w, at_c), padded.storage_offset()
+    )
+    return torch.flatten(view, 3)

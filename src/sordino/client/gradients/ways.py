@@ -1,0 +1,179 @@
+"""Four ways from a convolution's input and output gradient to per-record gradients, and which pays where.
+
+Every way records ‖g_j‖² and holds what it needs for Σ_j a_j g_j; g_j = dy_jᵀ P_j with P_j the patches of record j.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from sordino.client.gradients.linear import squared_by_gram, squared_norms, squared_outer
+from sordino.client.gradients.patches import Geometry, last_padded, patches_view, planes_into, row_windows
+from sordino.client.gradients.segments import Segments
+from sordino.client.gradients.tape import Held, Saved, Sums, Tape
+from sordino.client.gradients.types import Slot
+
+Take = Callable[[str, tuple[int, ...], Tensor], Tensor]
+GHOST_GAIN = 16  # products that one held number is worth: written once, read twice
+FEW_CHANNELS = 4
+
+
+class Way(Protocol):
+    """One way to a convolution's per-record gradients."""
+
+    method: str
+    reason: str
+
+    def record(self, layer: str, saved: Saved, dy: Tensor, tape: Tape) -> None:
+        """Record squared norms; ``dy`` is ``[n, positions, outputs]``."""
+
+    def pull(self, factors: Tensor, held: Held, segments: Segments, sums: Sums, slot: Slot) -> None:
+        """Write the weighted sum of the weight's slot."""
+
+
+def choose(geometry: Geometry, inputs: int, outputs: int, groups: int, size: torch.Size) -> Way:
+    """The cheapest way for one layer at one size of input."""
+    positions = torch.Size(geometry.output(size[0], size[1])).numel()
+    seen = inputs // groups * geometry.taps
+    if groups > 1:
+        return Patches(geometry, groups)
+    if positions**2 * (seen + outputs) <= GHOST_GAIN * seen * outputs:
+        return Ghost(geometry, f"{positions} positions against {seen * outputs} weights: Gram matrices are smaller")
+    if inputs <= FEW_CHANNELS:
+        return Planes(geometry)
+    if geometry.dense:
+        return RowWindows(geometry)
+    return Patches(geometry, groups)
+
+
+def by_group(seen: Tensor, groups: int) -> Tensor:
+    """Patches ``[n, ho, wo, kh, kw, c]`` to ``[n·groups, positions, taps·c/groups]``."""
+    n, high, wide, kh, kw, channels = seen.shape
+    if groups == 1:
+        return seen.reshape(n, high * wide, -1)
+    split = seen.unflatten(5, (groups, channels // groups)).permute(0, 5, 1, 2, 3, 4, 6)
+    return split.reshape(n * groups, high * wide, -1)
+
+
+@dataclass
+class Patches:
+    """All patches copied, one product per record and group. Any stride, dilation and groups."""
+
+    geometry: Geometry
+    groups: int
+    method: str = "per-record"
+    reason: str = "patches times output gradient; held for the sum"
+
+    def record(self, layer: str, saved: Saved, dy: Tensor, tape: Tape) -> None:
+        """One product per record and group."""
+        n, positions, outputs = dy.shape
+        seen = by_group(patches_view(last_padded(saved[0], self.geometry), self.geometry), self.groups)
+        if self.groups > 1:
+            dy = dy.view(n, positions, self.groups, -1).transpose(1, 2).reshape(n * self.groups, positions, -1)
+        grads = tape.room(layer, "grads", (self.groups, outputs // self.groups, seen.shape[2]), dy)
+        torch.bmm(dy.transpose(1, 2), seen, out=grads.view(-1, outputs // self.groups, seen.shape[2]))
+        tape.add_squares(squared_norms(grads))
+
+    def pull(self, factors: Tensor, held: Held, segments: Segments, sums: Sums, slot: Slot) -> None:
+        """Weighted sum of the held gradients, put in the parameter's order."""
+        total = factors.new_empty(segments.rows, slot.size)
+        segments.weighted(factors, held["grads"].flatten(1), total)
+        channels = slot.shape[1]
+        sums.put(slot, total.view(segments.rows, slot.shape[0], -1, channels).transpose(2, 3).reshape(-1, *slot.shape))
+
+
+@dataclass
+class RowWindows:
+    """Windows along the width copied once; each kernel row is a product with a slice of them. Stride 1, no groups."""
+
+    geometry: Geometry
+    method: str = "per-record"
+    reason: str = "stride 1: one product per kernel row, no patches; held for the sum"
+
+    def record(self, layer: str, saved: Saved, dy: Tensor, tape: Tape) -> None:
+        """One product per record and kernel row."""
+        kh, kw = self.geometry.kernel
+        high, wide = self.geometry.output(saved[0].shape[2], saved[0].shape[3])
+        windows = row_windows(last_padded(saved[0], self.geometry), kw, wide).flatten(1, 2)
+        turned = dy.transpose(1, 2)
+        squares = torch.zeros_like(tape.squares[tape.window[0] : tape.window[1]])
+        for row in range(kh):
+            grads = tape.room(layer, f"row{row}", (dy.shape[2], windows.shape[2]), dy)
+            torch.bmm(turned, windows[:, row * wide : (row + high) * wide], out=grads)
+            squares += squared_norms(grads)
+        tape.add_squares(squares)
+
+    def pull(self, factors: Tensor, held: Held, segments: Segments, sums: Sums, slot: Slot) -> None:
+        """Weighted sum of every kernel row, put in the parameter's order."""
+        kh, kw = self.geometry.kernel
+        outputs, channels = slot.shape[:2]
+        total = factors.new_empty(kh, segments.rows, outputs, kw, channels)
+        for row in range(kh):
+            segments.weighted(factors, held[f"row{row}"].flatten(1), total[row].flatten(1))
+        sums.put(slot, total.permute(1, 2, 4, 0, 3).reshape(-1, *slot.shape))
+
+
+@dataclass
+class Planes:
+    """Shifted copies of an image with few channels serve the forward pass and the gradient."""
+
+    geometry: Geometry
+    method: str = "per-record"
+    reason: str = "few channels: shifted images serve the forward pass and the gradient; held for the sum"
+
+    def forward(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, take: Take, layer: str
+    ) -> tuple[Tensor, Saved]:
+        """The convolution as one product per record, written channels-last (the native one is not, at one channel)."""
+        planes = self._planes(x, take, layer)
+        n = x.shape[0]
+        kernels = weight.reshape(weight.shape[0], -1).t().expand(n, -1, -1)
+        turned = planes.flatten(1, 3).flatten(2).transpose(1, 2)
+        out = torch.bmm(turned, kernels) if bias is None else torch.baddbmm(bias.expand(1, 1, -1), turned, kernels)
+        return out.view(n, *planes.shape[-2:], -1).permute(0, 3, 1, 2), (x, planes)
+
+    def _planes(self, x: Tensor, take: Take, layer: str) -> Tensor:
+        shape = (x.shape[0], x.shape[1], *self.geometry.kernel, *self.geometry.output(x.shape[2], x.shape[3]))
+        planes = take(f"{layer}/planes", shape, x)
+        planes_into(x, self.geometry, planes)
+        return planes
+
+    def record(self, layer: str, saved: Saved, dy: Tensor, tape: Tape) -> None:
+        """One product per record."""
+        planes = saved[1] if len(saved) > 1 else self._planes(saved[0], tape.workspace.take, layer)
+        flat = planes.flatten(1, 3).flatten(2)
+        grads = tape.room(layer, "grads", (flat.shape[1], dy.shape[2]), dy)
+        torch.bmm(flat, dy, out=grads)
+        tape.add_squares(squared_norms(grads))
+
+    def pull(self, factors: Tensor, held: Held, segments: Segments, sums: Sums, slot: Slot) -> None:
+        """Weighted sum of the held gradients, put in the parameter's order."""
+        total = factors.new_empty(segments.rows, slot.size)
+        segments.weighted(factors, held["grads"].flatten(1), total)
+        sums.put(slot, total.view(segments.rows, -1, slot.shape[0]).transpose(1, 2).reshape(-1, *slot.shape))
+
+
+@dataclass
+class Ghost:
+    """‖g‖² = ⟨P Pᵀ, dy dyᵀ⟩ and the sum as one product over the records of a row; no per-record gradient at all."""
+
+    geometry: Geometry
+    reason: str
+    method: str = "ghost"
+
+    def record(self, layer: str, saved: Saved, dy: Tensor, tape: Tape) -> None:
+        """Gram matrices; patches in the parameter's order and dy are held."""
+        seen = patches_view(last_padded(saved[0], self.geometry), self.geometry)
+        flat = seen.permute(0, 1, 2, 5, 3, 4).reshape(dy.shape[0], dy.shape[1], -1)
+        tape.hold(layer, "seen", flat)
+        tape.hold(layer, "dy", dy)
+        tape.add_squares(squared_outer(flat, dy) if dy.shape[1] == 1 else squared_by_gram(flat, dy))
+
+    def pull(self, factors: Tensor, held: Held, segments: Segments, sums: Sums, slot: Slot) -> None:
+        """``Σ_j a_j dy_jᵀ P_j`` as one product a row."""
+        segments.outer(held["dy"] * factors.view(-1, 1, 1), held["seen"], sums.of(slot))

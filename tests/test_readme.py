@@ -1,0 +1,78 @@
+"""What the README and the docs say is what happens."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import sordino as sd
+from sordino import methods
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_the_quickstart_runs_as_written(tmp_path):
+    code = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S).group(1)
+    assert len([line for line in code.splitlines() if line.strip()]) <= 30
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "accuracy" in done.stdout
+    assert (tmp_path / "report.html").stat().st_size > 100_000
+
+
+def test_every_method_has_a_page_and_a_line_in_the_readme():
+    table = (ROOT / "README.md").read_text().split("<!-- methods -->")[1].split("<!-- end of methods -->")[0]
+    for name in methods.names():
+        assert (ROOT / "docs" / "methods" / f"{name}.md").exists(), name
+        line = next(one for one in table.splitlines() if f"`{name}`" in one)
+        assert ("NOT PRIVATE" in line) == (not methods.get(name).private)
+
+
+def test_every_link_between_pages_leads_somewhere():
+    for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]:
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name} → {target}"
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("examples/*.toml")), ids=lambda p: p.stem)
+def test_every_example_study_plans(path):
+    from sordino.study.file import read_study
+
+    study = read_study(path)
+    assert sd.plan(study.federation(), method=study.chosen_method(), **study.arguments()).clients
+
+
+def test_importing_sordino_loads_neither_plotly_nor_flower():
+    code = (
+        "import sys, sordino as sd; sd.data, sd.models, sd.methods, sd.privacy, sd.server, sd.train;"
+        "sys.exit(any(name.split('.')[0] in ('plotly', 'flwr') for name in sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_a_ledger_is_read_without_torch(tmp_path):
+    code = (
+        "import sys; from sordino.privacy.ledger import Ledger; from sordino.privacy.statement import statement;"
+        f"Ledger({str(tmp_path / 'l.db')!r}).close(); sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@pytest.mark.slow
+def test_a_wheel_installs_into_an_empty_environment_and_the_demo_runs_elsewhere(tmp_path):
+    def call(*words, cwd=tmp_path):
+        return subprocess.run([str(w) for w in words], cwd=cwd, check=True, capture_output=True, text=True)
+
+    call(sys.executable, "-m", "build", "--wheel", "--outdir", tmp_path / "dist", ROOT)
+    wheel = next((tmp_path / "dist").glob("*.whl"))
+    call(sys.executable, "-m", "venv", tmp_path / "venv")
+    pip = tmp_path / "venv" / "bin" / "pip"
+    call(pip, "install", "-q", "torch==2.13.0")
+    call(pip, "install", "-q", "-c", ROOT / "constraints.txt", wheel)
+    (tmp_path / "unrelated").mkdir()
+    call(tmp_path / "venv" / "bin" / "sordino", "demo", cwd=tmp_path / "unrelated")
+    assert (tmp_path / "unrelated" / "runs" / "demo" / "report.html").exists()
+    site = call(tmp_path / "venv" / "bin" / "python", "-c", "import sordino; print(sordino.__file__)").stdout.strip()
+    assert (Path(site).parent / "py.typed").exists()
