@@ -1,6 +1,7 @@
 """The command line as a person meets it: what it prints, what it writes, how it fails."""
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -102,7 +103,7 @@ def test_plan_warns_of_a_client_whose_update_is_mostly_noise(call, study):
 
 
 def test_run_writes_a_run_folder_and_refuses_to_overwrite_it(call, study, tmp_path):
-    code, out, _ = call("run", study())
+    code, _, _ = call("run", study())
     folder = tmp_path / "runs" / "small"
     assert code == 0
     assert {p.name for p in folder.iterdir()} >= {"result.json", "study.json", "ledger.db", "log.jsonl"}
@@ -295,3 +296,20 @@ def test_interruption_exits_130_and_says_how_to_go_on(call, study, monkeypatch):
     code, _, err = call("run", study())
     assert code == 130
     assert "--resume" in err
+
+
+def test_a_full_disk_is_one_line_and_the_run_can_go_on(study, tmp_path):
+    """Files may not grow beyond a few pages: what a full disk looks like to the ledger, the log and checkpoints."""
+    limit = (
+        "import os, resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000)); os.execv(sys.argv[1], sys.argv[1:])"
+    )
+    command = [sys.executable, "-m", "sordino", "-q", "run", study(), "--set", "study.rounds=40", "--out", "full"]
+    full = subprocess.run([sys.executable, "-c", limit, *command], cwd=tmp_path, capture_output=True, text=True)
+    assert full.returncode == 2, full.stderr
+    assert len(full.stderr.strip().splitlines()) == 1
+    again = subprocess.run([*command, "--resume"], cwd=tmp_path, capture_output=True, text=True)
+    assert again.returncode == 0, again.stderr
+    result = json.loads((tmp_path / "full" / "result.json").read_text())
+    assert len(result["rounds"]) == 40
+    assert all(p["spent_epsilon"] <= p["epsilon"] for p in result["privacy"])

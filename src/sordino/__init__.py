@@ -1,10 +1,10 @@
 """sordino: federated learning in which every participant sets its own privacy.
 
-    import sordino as sd
+import sordino as sd
 
-    clients = sd.data.load("digits").partition("dirichlet", clients=12, beta=0.3, seed=0)
-    clients = clients.with_budgets("dist2", delta=1e-5, seed=0)
-    run = sd.train(clients, model="cnn-small", method="dp-fedavg", rounds=40, seed=0)
+clients = sd.data.load("digits").partition("dirichlet", clients=12, beta=0.3, seed=0)
+clients = clients.with_budgets("dist2", delta=1e-5, seed=0)
+run = sd.train(clients, model="cnn-small", method="dp-fedavg", rounds=40, seed=0)
 """
 
 from __future__ import annotations

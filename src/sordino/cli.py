@@ -43,7 +43,9 @@ def _version(asked: bool) -> None:
 
 @app.callback()
 def _options(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show it and stop.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show it and stop.")
+    ] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show tracebacks.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show results only.")] = False,
 ) -> None:
@@ -115,6 +117,7 @@ def run(
             ledger=ledger,
             resume=resume,
             device=read.study.device,
+            name=read.study.name,
             callbacks=[live.watch(method.name, read.study.seed, read.study.rounds)],
             **read.arguments(),
         )
@@ -201,6 +204,29 @@ def audit(
     raise typer.Exit(1 if failed else 0)
 
 
+@app.command()
+def bench(
+    work: Annotated[str, typer.Option(help="Workloads, separated by commas.")] = "W1,W2,W3,W4",
+    peers: Annotated[str, typer.Option(help="Peers beside plain PyTorch: plain-channels-last, opacus, ghost.")] = "",
+    repeats: Annotated[int, typer.Option(min=1, help="Counted passes, interleaved.")] = 3,
+    memory: Annotated[bool, typer.Option(help="Also measure peak memory, each in a process of its own.")] = True,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures here.")] = None,
+) -> None:
+    """Time private rounds against plain PyTorch and other libraries, in the same minute, as ratios."""
+    from sordino.study.bench import bench as measure
+    from sordino.study.bench import comparison, to_text
+
+    with err_console.status("benchmarking") as status:
+        found = measure(_words(work), _words(peers), repeats, memory, status.update)
+    out_console.print(comparison(found))
+    if json_file:
+        json_file.write_text(to_text(found))
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
 @data_app.command("list")
 def data_list(folder: Annotated[Path | None, typer.Option(help="Where standard data sets lie.")] = None) -> None:
     """Say which data sets are there and how to get the others."""
@@ -279,7 +305,7 @@ def _ledger(path: Path) -> Any:
 
     if not path.exists():
         raise BadInput(f"ledger {path} does not exist")
-    return Ledger(path)
+    return Ledger(path, readonly=True)
 
 
 def main() -> None:

@@ -33,9 +33,7 @@ def dp_fedavg(model, clients, plan, key, rounds):
         for i, one in enumerate(plan.clients):
             local = copy.deepcopy(model)
             turn, terms = Turn(one.name, number), one.terms
-            for step, batch in enumerate(
-                source.batches(turn, "gradient", terms.sampling, one.records, terms.count)
-            ):
+            for step, batch in enumerate(source.batches(turn, "gradient", terms.sampling, one.records, terms.count)):
                 where = clients.train[i][batch]
                 x, y = torch.from_numpy(clients.x[where]).double(), torch.from_numpy(clients.y[where])
                 total = clipped_sum(local, x, y, plan.training.clip)

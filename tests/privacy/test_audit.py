@@ -22,7 +22,9 @@ def gaussian(mu: float, seed: int = 1):
     return run
 
 
-@pytest.mark.parametrize(("mu", "gaussian_share", "one_run_share"), [(0.1, 0.6, 0.35), (0.5, 0.9, 0.45), (2.0, 0.97, 0.3)])
+@pytest.mark.parametrize(
+    ("mu", "gaussian_share", "one_run_share"), [(0.1, 0.6, 0.35), (0.5, 0.9, 0.45), (2.0, 0.97, 0.3)]
+)
 def test_both_bounds_stay_below_the_true_epsilon_and_come_near_it(mu, gaussian_share, one_run_share):
     truth = gaussian_epsilon(mu, DELTA)
     found = audit(gaussian(mu), truth, DELTA)

@@ -32,7 +32,9 @@ def test_keys_cannot_be_confused_by_joining_their_parts():
 def test_noise_does_not_depend_on_chunking_bit_for_bit():
     turns = [Turn(f"c{i}", 3) for i in range(7)]
     whole = Keyed("k").normal(turns, "gradient", 2, torch.empty(7, 1001))
-    parts = [Keyed("k").normal(turns[i : i + n], "gradient", 2, torch.empty(n, 1001)) for i, n in ((0, 3), (3, 1), (4, 3))]
+    parts = [
+        Keyed("k").normal(turns[i : i + n], "gradient", 2, torch.empty(n, 1001)) for i, n in ((0, 3), (3, 1), (4, 3))
+    ]
     assert torch.equal(whole, torch.cat(parts))
 
 

@@ -1,16 +1,17 @@
 """A client's turn: the only loop that sees gradients. The same function runs for a thousand rows and for one site.
 
-    sample → per-record gradients → factors → gate (bound, noise, divide) → update → … → upload
+sample → per-record gradients → factors → gate (bound, noise, divide) → update → … → upload
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from sordino.client.ask import Question, scalar_piece
 from sordino.client.clip import Clip, Public
 from sordino.client.gradients import Engine, Graded
 from sordino.client.local import Local
@@ -23,6 +24,7 @@ from sordino.privacy.types import NotReleased, Release, derive
 class Work:
     """What a method does at a client, and how gradients are computed there.
 
+    ``also``: questions answered from every step's own batch, beside the gradient.
     ``stack``: compute many rows with different weights at once (GPU); otherwise such rows come one at a time.
     ``most``: records per piece, so that a large draw is cut up and never truncated.
     """
@@ -30,6 +32,7 @@ class Work:
     engine: Engine
     clip: Clip
     local: Local
+    also: tuple[Question, ...] = ()
     stack: bool = False
     most: int = 4096
 
@@ -55,32 +58,56 @@ def take_turn(
     ``rows.steps`` releases are made for every row, which is what ``permit`` was charged for.
     """
     count, width = len(rows.turns), work.engine.dimension
-    bounds = {"gradient": torch.full((count,), work.clip.bound(public), device=start.value.device)}
+    device = start.value.device
+    limits = {"gradient": work.clip.bound(public), **{one.what: one.bound(public) for one in work.also}}
+    bounds = {part: torch.full((count,), limit, device=device) for part, limit in limits.items()}
     carried = derive("weights", lambda w, s: (w.expand(count, width).clone(), s), start, state)
+    answers: dict[str, list[Release]] = {one.what: [] for one in work.also}
     for step in range(rows.steps):
         pieces = _pieces(work, rows, step, carried.value[0], public)
         released = gate.release(permit, step, pieces, bounds, width)
         carried = derive("weights", lambda c, g: work.local.update(c[0], c[1], g, public), carried, released["gradient"])
+        for what, heard in answers.items():
+            heard.append(released[what])
     ended = derive("upload", lambda c, w: work.local.finish(c[0], w, c[1], public), carried, start)
     parts = {name: derive(name, lambda e, n=name: e[0][n], ended) for name in ended.value[0]}
+    parts |= {what: derive(what, lambda *v: torch.stack(v).mean(0), *heard) for what, heard in answers.items()}
     return Upload(parts), derive("state", lambda e: e[1], ended)
+
+
+def answer(
+    work: Work, question: Question, rows: Rows, start: Release, public: Public, permit: Permit, gate: Gate
+) -> Release:
+    """Answer a question from a batch of its own, at the weights the server sent: [rows, 1]."""
+    bounds = {question.what: torch.full((len(rows.turns),), question.bound(public), device=start.value.device)}
+    params = start.value.expand(len(rows.turns), work.engine.dimension)
+    pieces = _pieces(replace(work, also=(question,)), rows, 0, params, public)
+    return gate.release(permit, 0, pieces, bounds, 1)[question.what]
 
 
 def _pieces(work: Work, rows: Rows, step: int, params: Tensor, public: Public) -> Iterator[Mapping[str, Piece]]:
     """The step's batch, graded: many rows with equal weights flat, many with different ones stacked, or one row."""
     if len(rows.turns) == 1:
         for x, y, mask in rows.one(step, work.most):
-            yield _piece(work, work.engine(params, x, y, mask), public, lambda v: v[:, None])
+            yield _piece(work, work.engine(params, x, y, mask), public, None, 1)
     elif step == 0 and not work.stack:
         x, y, owner = rows.shared(step)
         if len(y):
             graded = work.engine.shared(params[0], x, y, owner, len(rows.turns))
-            yield _piece(work, graded, public, lambda v: v[owner])
+            yield _piece(work, graded, public, owner, len(rows.turns))
     else:
         x, y, stacked_mask = rows.stack(step)
-        yield _piece(work, work.engine(params, x, y, stacked_mask), public, lambda v: v[:, None])
+        yield _piece(work, work.engine(params, x, y, stacked_mask), public, None, len(rows.turns))
 
 
-def _piece(work: Work, graded: Graded, public: Public, spread: Callable[[Tensor], Tensor]) -> Mapping[str, Piece]:
+def _piece(work: Work, graded: Graded, public: Public, owner: Tensor | None, rows: int) -> Mapping[str, Piece]:
+    def spread(v: Tensor) -> Tensor:
+        return v[:, None] if owner is None else v[owner]
+
     factors = work.clip.factors(graded.losses, graded.norms, public)
-    return {"gradient": Piece(graded.norms, factors, graded.pull, spread)}
+    found = {"gradient": Piece(graded.norms, factors, graded.pull, spread)}
+    for one in work.also:
+        values = one.values(graded.losses, graded.norms, public)
+        usable = torch.isfinite(graded.norms) & (graded.norms > 0)  # null and broken records answer nothing
+        found[one.what] = scalar_piece(torch.where(usable, values, torch.zeros_like(values)), owner, rows, spread)
+    return found

@@ -76,7 +76,7 @@ def audit_method(method: str | Method, trial: Trial = Trial(), seed: int = 0) ->
 
     training = Training(rounds=trial.rounds, rate=trial.rate, steps=trial.steps, lr=1.0, clip=1.0)
     budget = Budget(trial.epsilon, trial.delta)
-    plan = make_plan(chosen, training, Population(("canaries",), np.array([trial.canaries]), (budget,)), seed)
+    plan = make_plan(chosen, training, Population(("canaries",), np.array([trial.canaries]), (budget,)), trial.canaries, seed)
     verdict = audit(mechanism, plan.clients[0].epsilon, trial.delta, trial.canaries, seed)
     return replace(verdict, claimed=spent[0])
 
@@ -84,15 +84,16 @@ def audit_method(method: str | Method, trial: Trial = Trial(), seed: int = 0) ->
 def _run(plan: RunPlan, included: NDArray[np.bool_], book: Ledger) -> NDArray[np.float64]:
     client, count = plan.clients[0], len(included)
     book.open_account(client.name, client.budget)
-    book.declare([Plan(client.name, "audit", (client.terms.event,), client.turns)])
+    book.declare([Plan(client.name, "audit", *client.declaration())])
     model = Lookup(count)
     engine = gradients.build(model, "half-squared-error")
     records = Records(torch.arange(count), torch.full((count,), -LARGE), torch.from_numpy(included))
-    work = Work(engine, plan.method.clip, plan.method.local, most=count)
+    also = tuple(one.question for one in plan.method.ask if one.batch == "step")
+    work = Work(engine, plan.method.clip, plan.method.local, also, most=count)
     observer = Observer(engine, lambda out, y: out, records, [np.arange(0)], np.array([count]), None, False)
     setup = Setup(plan, work, Gate(book, Secret(), "audit"), records, [np.arange(count)], observer)
     start = engine.flatten(model)
     state = Checkpoint(0, start, start)
     for number in range(1, plan.training.rounds + 1):
-        one_round(setup, state, number, np.array([0]))
+        one_round(setup, state, number, np.array([number - 1]))
     return (start - state.weights).double().numpy()

@@ -76,5 +76,11 @@ def load_checkpoint(path: Path, device: torch.device) -> Checkpoint:
     server |= {name.removeprefix("server/"): t for name, t in tensors.items() if name.startswith("server/")}
     clients = {name.removeprefix("client/"): t for name, t in tensors.items() if name.startswith("client/")}
     return Checkpoint(
-        about["round"], tensors["weights"], tensors.get("shown", tensors["weights"]), server, clients, about["history"], about["seconds"]
+        about["round"],
+        tensors["weights"],
+        tensors.get("shown", tensors["weights"]),
+        server,
+        clients,
+        about["history"],
+        about["seconds"],
     )

@@ -1,11 +1,13 @@
 """The methods room: named compositions of client and server parts, and the plan that they imply."""
 
 from sordino.methods.method import Calibrate, Method
-from sordino.methods.plan import ClientPlan, Plan, make_plan
+from sordino.methods.asking import Ask
+from sordino.methods.plan import ClientPlan, Plan, make_plan, noises_of
 from sordino.methods.registry import get, names, register
 from sordino.methods.training import Population, Training
 
 __all__ = [
+    "Ask",
     "Calibrate",
     "ClientPlan",
     "Method",
@@ -15,5 +17,6 @@ __all__ = [
     "get",
     "make_plan",
     "names",
+    "noises_of",
     "register",
 ]

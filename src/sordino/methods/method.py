@@ -1,11 +1,11 @@
 """A method: a handful of parts, each a small pure function, composed by name.
 
-    select      who takes part in which round
-    local       what a client does with its released gradients
-    clip        how much each record counts
-    aggregate   how the server combines updates of different quality
-    server      what the server does with the combined update
-    calibrate   how budgets become noise
+select      who takes part in which round
+local       what a client does with its released gradients
+clip        how much each record counts
+aggregate   how the server combines updates of different quality
+server      what the server does with the combined update
+calibrate   how budgets become noise
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 from sordino.client.clip import Clip, flat
 from sordino.client.local import Local, sgd
 from sordino.errors import BadInput
+from sordino.methods.asking import Ask
 from sordino.methods.selection import Selection, everyone
 from sordino.server import after, rules
 from sordino.server.facts import Rule
@@ -58,6 +59,7 @@ class Method:
 
     name: str = "custom"
     select: Selection = field(default_factory=everyone)
+    ask: tuple[Ask, ...] = ()
     local: Local = field(default_factory=sgd)
     clip: Clip = field(default_factory=flat)
     aggregate: Rule = rules.data_weighted
@@ -69,6 +71,8 @@ class Method:
     def __post_init__(self) -> None:
         if isinstance(self.calibrate, str):
             object.__setattr__(self, "calibrate", Calibrate(self.calibrate))
+        if sum(one.share for one in self.ask) >= 1:
+            raise BadInput(f"method {self.name!r}: its questions' shares leave no budget for the gradients")
 
     @property
     def calibration(self) -> Calibrate:
@@ -79,6 +83,7 @@ class Method:
         """Its parts by name, for plans and reports."""
         return {
             "select": self.select.name,
+            "ask": ", ".join(f"{one.question.what} ({one.batch} batch)" for one in self.ask) or "nothing",
             "local": self.local.name,
             "clip": self.clip.name if self.private else "none",
             "aggregate": part_name(self.aggregate),

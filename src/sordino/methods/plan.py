@@ -8,29 +8,35 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sordino.errors import BadInput
 from sordino.methods.method import Method
-from sordino.methods.selection import Schedule
+from sordino.methods.selection import Setting
 from sordino.methods.training import Population, Training
-from sordino.privacy.accounting import calibrate_events, composed_epsilon
+from sordino.privacy.accounting import calibrate_events, composed_epsilon, split
 from sordino.privacy.gate import Terms
 from sordino.privacy.types import Budget, Event
+from sordino.server.select import Schedule
 
 
 @dataclass(frozen=True)
 class ClientPlan:
-    """What one client will do: its turns, and the terms of every release in a turn."""
+    """What one client will do: its turns and questions, and the terms of every release."""
 
     name: str
     records: int
     budget: Budget
     turns: int
     terms: Terms
+    """Of a turn's steps: the gradient, and what is asked of the same batches."""
+    asks: tuple[Terms, ...]
+    """Of questions with a batch of their own, in the method's order."""
+    queries: tuple[int, ...]
+    """How often each of those is asked in the whole run."""
     epsilon: float
     """ε of the whole plan, by the accountant the ledger charges with; ∞ when nothing protects."""
 
@@ -38,6 +44,22 @@ class ClientPlan:
     def noise(self) -> float:
         """z of the gradient release."""
         return self.terms.noise("gradient")
+
+    def declaration(self) -> tuple[tuple[Event, ...], int]:
+        """What the ledger is told: the events of one turn and the number of turns.
+
+        Where questions and turns differ in number (candidates), the whole run counts as one turn.
+        """
+        if all(count == self.turns for count in self.queries):
+            return (self.terms.event, *(one.event for one in self.asks)), self.turns
+        return tuple(e for e in self.total() if e.count), 1
+
+    def total(self, turns: int | None = None) -> list[Event]:
+        """Everything released in the whole run, or in so many turns of it."""
+        taken = self.turns if turns is None else turns
+        asked = self.queries if turns is None else tuple(min(q, taken) for q in self.queries)
+        events = [self.terms.event.times(self.terms.count * taken)]
+        return events + [one.event.times(one.count * count) for one, count in zip(self.asks, asked)]
 
 
 @dataclass(frozen=True)
@@ -52,82 +74,113 @@ class Plan:
 
     def variances(self) -> NDArray[np.float64]:
         """Declared variance of one coordinate of each client's update: σ_i² = K_i (η C z_i S / b_i)²."""
-        return np.array(
-            [
-                c.terms.count
-                * (self.training.lr * self.training.clip * c.noise * c.terms.adjacency.sensitivity / c.terms.divisor) ** 2
-                for c in self.clients
-            ]
-        )
+        return np.array([c.terms.count * (self.training.lr * self.training.clip * _noise_on_mean(c)) ** 2 for c in self.clients])
 
     def noise_to_signal(self, dimension: int) -> NDArray[np.float64]:
         """How much larger than the largest possible signal a client's noise is: z S √d / (b √K).
 
         K steps move the weights by at most K η C, and the noise moves them by about √K η z S C √d / b.
         """
-        return np.array(
-            [
-                c.noise * c.terms.adjacency.sensitivity * math.sqrt(dimension / c.terms.count) / c.terms.divisor
-                for c in self.clients
-            ]
-        )
+        return np.array([_noise_on_mean(c) * math.sqrt(dimension / c.terms.count) for c in self.clients])
+
+
+def _noise_on_mean(client: ClientPlan) -> float:
+    """z S / b: deviation of the noise on the averaged gradient, in units of the clip."""
+    return client.noise * client.terms.adjacency.sensitivity / client.terms.divisor
 
 
 def make_plan(
-    method: Method, training: Training, population: Population, seed: int, noises: Sequence[float] | None = None
+    method: Method,
+    training: Training,
+    population: Population,
+    dimension: int,
+    seed: int,
+    noises: Sequence[Sequence[Sequence[float]]] | None = None,
 ) -> Plan:
     """Schedule, noise and cost of ``method`` for these clients.
 
-    ``noises`` are the multipliers of a run that goes on: they were fixed before it started (R6).
+    ``noises`` are the multipliers of a run that goes on, as ``noises_of`` lists them: fixed before it started (R6).
 
     Guarantees: every client's planned ε, counting every release of every scheduled turn, is at most its budget under
     the accountant that the ledger charges with, unless a published rule picked too little noise (the ledger then
     refuses the turns that are not paid for).
     """
-    schedule = method.select.schedule(population, training, seed)
-    turns = np.bincount(np.concatenate(schedule), minlength=len(population.names)) if schedule else np.zeros(0, int)
+    _check_adjacency(population)
+    schedule = method.select.schedule(Setting(population, training, method.calibration.accountant, dimension, seed))
     batches = training.batches(population)
     steps = training.local_steps(population.sizes, batches)
-    _check_adjacency(population, training)
-    templates = [
-        Event("gradient", training.sampling_of(b, int(n)), 1.0, int(k) * max(1, int(t)), budget.adjacency)
-        for b, n, k, t, budget in zip(batches, population.sizes, steps, turns, population.budgets)
-    ]
-    chosen = _noises(method, templates, population.budgets) if noises is None else noises
-    terms = [
-        Terms(e.sampling, (("gradient", float(z)),), int(k), e.sampling.rate * int(n), e.adjacency)
-        for e, z, k, n in zip(templates, chosen, steps, population.sizes)
-    ]
-    spends = _planned(method, terms, turns, population.budgets)
-    clients = [
-        ClientPlan(name, int(n), budget, int(t), one, float(eps))
-        for name, n, budget, t, one, eps in zip(
-            population.names, population.sizes, population.budgets, turns, terms, spends
+    shapes = [
+        _releases(method, training, float(b), int(n), int(k), int(t), int(q), budget)
+        for b, n, k, t, q, budget in zip(
+            batches, population.sizes, steps, schedule.counts, schedule.queries, population.budgets
         )
     ]
-    return Plan(method, training, population, schedule, tuple(clients))
+    if noises is None:
+        noises = _noises(method, shapes, population.budgets)
+    clients = []
+    for i, (name, n, budget) in enumerate(zip(population.names, population.sizes, population.budgets)):
+        terms = [_exactly(one, z) for (one, _), z in zip(shapes[i], noises[i])]
+        queries = tuple(count for _, count in shapes[i][1:])
+        turns = int(schedule.counts[i])
+        clients.append(ClientPlan(name, int(n), budget, turns, terms[0], tuple(terms[1:]), queries, math.inf))
+    spent = _planned(method, clients)
+    planned = tuple(replace(c, epsilon=float(e)) for c, e in zip(clients, spent))
+    return Plan(method, training, population, schedule, planned)
 
 
-def _noises(method: Method, templates: list[Event], budgets: tuple[Budget, ...]) -> NDArray[np.float64]:
+def noises_of(plan: Plan) -> list[list[list[float]]]:
+    """Every client's noise multipliers, to be kept with a run."""
+    return [[[z for _, z in t.parts] for t in (c.terms, *c.asks)] for c in plan.clients]
+
+
+def _releases(
+    method: Method, training: Training, batch: float, records: int, steps: int, turns: int, queries: int, budget: Budget
+) -> list[tuple[Terms, int]]:
+    """The terms of every kind of batch with *relative* noises, and how often each kind of turn happens."""
+    sampling = training.sampling_of(batch, records)
+    divisor = sampling.rate * records
+    own = [one for one in method.ask if one.batch == "own"]
+    beside = [one for one in method.ask if one.batch == "step"]
+    times = [queries if one.of == "candidates" else turns for one in own]
+    shares = [1 - sum(one.share for one in own), *(one.share for one in own)]
+    counts = [steps * max(1, turns), *(max(1, t) for t in times)]
+    relative = split(shares, counts, [sampling.rate] * len(shares))
+    left = shares[0] - sum(one.share for one in beside)
+    parts = [("gradient", float(relative[0]) / math.sqrt(left / shares[0]))]
+    parts += [(one.question.what, float(relative[0]) / math.sqrt(one.share / shares[0])) for one in beside]
+    found = [(Terms(sampling, tuple(parts), steps, divisor, budget.adjacency), turns)]
+    for one, z, count in zip(own, relative[1:], times):
+        found.append((Terms(sampling, ((one.question.what, float(z)),), 1, divisor, budget.adjacency), count))
+    return found
+
+
+def _noises(
+    method: Method, shapes: list[list[tuple[Terms, int]]], budgets: tuple[Budget, ...]
+) -> list[list[list[float]]]:
+    """Every client's relative noises times the factor that its budget needs; zero where nothing protects."""
+    scales = np.zeros(len(shapes))
+    if method.private:
+        targets = list(budgets)
+        if method.calibration.strictest:
+            epsilon = min(b.epsilon for b in budgets)
+            targets = [Budget(epsilon, b.delta, b.adjacency) for b in budgets]
+        templates = [[t.event.times(t.count * max(1, count)) for t, count in shape] for shape in shapes]
+        scales = calibrate_events(templates, targets, accountant=method.calibration.accountant)
+    return [[[z * s for _, z in t.parts] for t, _ in shape] for shape, s in zip(shapes, scales.tolist())]
+
+
+def _exactly(terms: Terms, noises: Sequence[float]) -> Terms:
+    parts = tuple((name, float(z)) for (name, _), z in zip(terms.parts, noises))
+    return Terms(terms.sampling, parts, terms.count, terms.divisor, terms.adjacency)
+
+
+def _planned(method: Method, clients: list[ClientPlan]) -> NDArray[np.float64]:
     if not method.private:
-        return np.zeros(len(templates))
-    targets = list(budgets)
-    if method.calibration.strictest:
-        epsilon = min(b.epsilon for b in budgets)
-        targets = [Budget(epsilon, b.delta, b.adjacency) for b in budgets]
-    return calibrate_events([[e] for e in templates], targets, accountant=method.calibration.accountant)
+        return np.full(len(clients), math.inf)
+    return composed_epsilon([c.total() for c in clients], [c.budget.delta for c in clients])
 
 
-def _planned(
-    method: Method, terms: list[Terms], turns: NDArray[np.int64], budgets: tuple[Budget, ...]
-) -> NDArray[np.float64]:
-    if not method.private:
-        return np.full(len(terms), math.inf)
-    events = [[t.event.times(t.count * int(n))] for t, n in zip(terms, turns)]
-    return composed_epsilon(events, [b.delta for b in budgets])
-
-
-def _check_adjacency(population: Population, training: Training) -> None:
+def _check_adjacency(population: Population) -> None:
     kinds = {b.adjacency for b in population.budgets}
     if len(kinds) > 1:
         raise BadInput(f"budgets mix adjacencies ({', '.join(sorted(kinds))}): one run has one adjacency")

@@ -8,17 +8,26 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from sordino.client.ask import capped_loss
 from sordino.client.clip import flat
 from sordino.client.local import sgd
 from sordino.errors import BadInput
+from sordino.methods.asking import Ask
 from sordino.methods.method import Calibrate, Method
-from sordino.methods.selection import everyone
+from sordino.methods import selection
 from sordino.server import after, rules
 
 _METHODS: dict[str, Method] = {}
 
 PARTS: dict[str, dict[str, Any]] = {
-    "select": {"everyone": everyone},
+    "select": {
+        "everyone": selection.everyone,
+        "uniform": selection.uniform,
+        "unbiased": selection.unbiased,
+        "unbiased-compensated": selection.compensated,
+        "privacy-aware": selection.privacy_aware,
+        "power-of-choice": selection.power_of_choice,
+    },
     "local": {"sgd": sgd},
     "clip": {"flat": flat},
     "aggregate": rules.RULES,
@@ -71,7 +80,21 @@ def _part(part: str, choice: Any) -> Any:
         raise BadInput(f"method.{part}: {error}") from None
 
 
-for _method in (
+def _loudest() -> tuple[Ask, ...]:
+    """Power-of-choice asks its candidates for their loss; the engine chooses by the answers."""
+    return (Ask(capped_loss(bound=4.0), lambda answers, facts, state: state, share=0.1, of="candidates"),)
+
+
+def _chosen(name: str, select: selection.Selection, summary: str, ask: tuple[Ask, ...] = ()) -> Method:
+    """A method that draws clients: their updates are averaged, because the draw already weighs them."""
+    return Method(name, select=select, ask=ask, aggregate=rules.uniform, summary=summary)
+
+
+def _combined(name: str, summary: str) -> Method:
+    return Method(name, aggregate=rules.RULES[name], summary=summary)
+
+
+BUILT_IN = (
     Method("fedavg", private=False, summary="Federated averaging without privacy: the ceiling. NOT PRIVATE."),
     Method("dp-fedavg", summary="Every client its own noise; updates weighted by size."),
     Method(
@@ -79,5 +102,29 @@ for _method in (
         calibrate=Calibrate(strictest=True),
         summary="Everyone uses the noise of the strictest client; updates weighted by size.",
     ),
-):
+    _chosen("uniform", selection.uniform(), "A few clients a round, all equally likely."),
+    _chosen("unbiased", selection.unbiased(), "A few clients a round, drawn in proportion to their records."),
+    _chosen(
+        "unbiased-compensated",
+        selection.compensated(),
+        "Privacy-aware draws with importance weights that keep the objective unbiased.",
+    ),
+    _chosen("privacy-aware", selection.privacy_aware(), "Draws clients to balance bias against noise (Problem 1)."),
+    _chosen(
+        "power-of-choice",
+        selection.power_of_choice(),
+        "Of some candidates, those with the largest released loss take part.",
+        _loudest(),
+    ),
+    _combined("weiavg", "Updates weighted by ε."),
+    _combined("pfa", "Noisy updates projected on the directions of the less noisy ones."),
+    _combined("pfa-plus", "PFA in the basis of the round before: private clients upload a few coefficients."),
+    _combined("robust-hdp", "Noise estimated by principal component pursuit; updates weighted by its inverse."),
+    _combined("factor-hdp", "Noise estimated by factor analysis; updates weighted by its inverse (ours)."),
+    _combined("random-effects", "Weights 1/(σ² + τ²): noise against how much clients differ (ours)."),
+    _combined("declared-variance", "Updates weighted by the inverse of the noise that clients declare."),
+    _combined("column-norm", "Updates weighted by the inverse of their squared norm."),
+    _combined("optimum", "The oracle: inverse of the noise a simulation really used. Simulation only."),
+)
+for _method in BUILT_IN:
     register(_method)

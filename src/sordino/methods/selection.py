@@ -4,24 +4,114 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sordino.errors import BadInput
 from sordino.methods.training import Population, Training
+from sordino.privacy.accounting import calibrate
+from sordino.server import select
+from sordino.server.select import Schedule
 
-Schedule = list[NDArray[np.int64]]
-"""The clients of each round, by index; a client listed twice acts as two virtual clients."""
+
+@dataclass(frozen=True)
+class Setting:
+    """What a selection rule may look at: public facts and settings, never records."""
+
+    population: Population
+    training: Training
+    accountant: str
+    dimension: int
+    seed: int
+
+    @property
+    def select(self) -> int:
+        """N_select: participations a round. Default: a tenth of the clients."""
+        return self.training.select or max(1, len(self.population.names) // 10)
 
 
 @dataclass(frozen=True)
 class Selection:
-    """A selection rule by name: (population, training, seed) → the whole schedule."""
+    """A selection rule by name: setting → the whole schedule."""
 
     name: str
-    schedule: Callable[[Population, Training, int], Schedule]
+    schedule: Callable[[Setting], Schedule]
 
 
 def everyone() -> Selection:
     """Every client, every round."""
-    return Selection("everyone", lambda p, t, seed: [np.arange(len(p.names))] * t.rounds)
+
+    def schedule(s: Setting) -> Schedule:
+        if s.training.select is not None:
+            raise BadInput("training.select does not go with a method that asks everyone: drop it, or choose a method "
+                           "that draws clients, such as 'unbiased' or 'privacy-aware'")
+        return select.everyone(len(s.population.names), s.training.rounds)
+
+    return Selection("everyone", schedule)
+
+
+def uniform() -> Selection:
+    """N_select clients a round, with replacement, all equally likely."""
+    return Selection("uniform", lambda s: _draw(s, "uniform", select.uniform(len(s.population.names))))
+
+
+def unbiased() -> Selection:
+    """N_select clients a round, with replacement, p ∝ n."""
+    return Selection("unbiased", lambda s: _draw(s, "unbiased", select.unbiased(s.population.sizes)))
+
+
+def privacy_aware(weight: float | None = None) -> Selection:
+    """p minimises ‖p−u‖₁ + √(‖p−u‖₁² + η Σ p² V) (Problem 1); η is ``weight``, or follows ``default_weight``."""
+    return Selection("privacy-aware", lambda s: _draw(s, "privacy-aware", aware_probabilities(s, weight)))
+
+
+def compensated(weight: float | None = None) -> Selection:
+    """The probabilities of ``privacy_aware`` with importance weights u/p, so that the objective stays unbiased."""
+
+    def schedule(s: Setting) -> Schedule:
+        p = aware_probabilities(s, weight)
+        return _draw(s, "unbiased-compensated", p, select.compensation(p, s.population.sizes))
+
+    return Selection("unbiased-compensated", schedule)
+
+
+def power_of_choice(candidates: int | None = None, headroom: float = 2.0) -> Selection:
+    """Of ``candidates`` clients drawn ∝ n, the N_select with the largest released loss (Cho et al. 2022)."""
+
+    def schedule(s: Setting) -> Schedule:
+        count = candidates or min(len(s.population.names), 2 * s.select)
+        rounds = s.training.rounds
+        return select.power_of_choice(s.population.sizes, rounds, count, s.select, s.seed, headroom=headroom)
+
+    return Selection("power-of-choice", schedule)
+
+
+def noise_factors(s: Setting) -> NDArray[np.float64]:
+    """V_k at a nominal participation of T·N_select/N rounds: (z_k S/b_k)²/(T_k K), or the closed form of eq. 7."""
+    population, training = s.population, s.training
+    batches = training.batches(population)
+    steps = training.local_steps(population.sizes, batches)
+    epsilons = np.array([b.epsilon for b in population.budgets])
+    deltas = np.array([b.delta for b in population.budgets])
+    adjacency = str(population.budgets[0].adjacency)
+    if s.accountant == "closed-form-selection":
+        return select.closed_form_factors(population.sizes, batches, epsilons, deltas, adjacency)
+    turns = np.full(len(steps), max(1, round(training.rounds * s.select / len(steps))))
+    rates = batches / population.sizes
+    noises = calibrate(epsilons, deltas, rates, turns * steps, training.sampling, s.accountant, adjacency)
+    return select.noise_factors(np.asarray(noises), batches, turns * steps, 1, adjacency)
+
+
+def aware_probabilities(s: Setting, weight: float | None) -> NDArray[np.float64]:
+    """The solution of Problem 1 for these clients."""
+    steps = s.training.local_steps(s.population.sizes, s.training.batches(s.population))
+    chosen = weight
+    if chosen is None:
+        chosen = select.default_weight(s.dimension, s.training.rounds, int(np.median(steps)))
+    return select.privacy_aware(s.population.sizes, noise_factors(s), chosen)
+
+
+def _draw(s: Setting, rule: str, probabilities: Any, importance: Any = None) -> Schedule:
+    return select.draw(probabilities, s.training.rounds, s.select, s.seed, rule=rule, importance=importance)

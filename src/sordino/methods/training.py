@@ -129,5 +129,7 @@ class Training:
 def _per_client(key: str, value: float | Sequence[float], clients: int) -> NDArray[np.float64]:
     array = np.asarray(value, dtype=np.float64)
     if array.ndim and len(array) != clients:
-        raise BadInput(f"training.{key} lists {len(array)} values for {clients} clients: give one each, or a single one")
+        raise BadInput(
+            f"training.{key} lists {len(array)} values for {clients} clients: give one each, or a single one"
+        )
     return np.broadcast_to(array, (clients,)).copy()

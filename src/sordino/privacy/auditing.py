@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,7 +77,7 @@ def one_run_bound(
     guesses = _guesses(len(scores), claimed, delta, 1 - confidence)
     order = np.argsort(scores)
     correct = int(included[order[-guesses // 2 :]].sum() + (~included[order[: guesses // 2]]).sum())
-    return _largest_refuted(lambda e: one_run_p_value(len(scores), guesses, correct, e, delta), 1 - confidence)
+    return _largest_refuted(partial(_p_value, len(scores), guesses, correct, delta), 1 - confidence)
 
 
 def one_run_p_value(canaries: int, guesses: int, correct: int, epsilon: float, delta: float) -> float:
@@ -89,7 +90,11 @@ def one_run_p_value(canaries: int, guesses: int, correct: int, epsilon: float, d
     if delta == 0 or correct == 0:
         return min(1.0, float(tail))
     # every i up to 64, then a 1 % grid: between grid points the larger mass over the smaller i is an upper bound
-    grid = np.arange(64, max(65, correct)) if correct < 256 else np.geomspace(64, correct, 2 + int(100 * math.log(correct)))
+    grid = (
+        np.arange(64, max(65, correct))
+        if correct < 256
+        else np.geomspace(64, correct, 2 + int(100 * math.log(correct)))
+    )
     ends = np.unique(np.concatenate([np.arange(1, 65), np.round(grid).astype(int), [correct]]))
     ends = ends[ends <= correct]
     below = stats.binom.cdf(correct - 1, guesses, q) - stats.binom.cdf(correct - 1 - ends, guesses, q)
@@ -97,9 +102,7 @@ def one_run_p_value(canaries: int, guesses: int, correct: int, epsilon: float, d
     return min(1.0, float(tail + 2 * canaries * delta * np.max(below / starts)))
 
 
-def gaussian_bound(
-    scores: NDArray[np.float64], included: NDArray[np.bool_], delta: float, confidence: float
-) -> float:
+def gaussian_bound(scores: NDArray[np.float64], included: NDArray[np.bool_], delta: float, confidence: float) -> float:
     """ε of the Gaussian mechanism whose separation μ the scores prove.
 
     Two thresholds, a third of the way in from the medians of included and excluded, each give error rates with
@@ -141,14 +144,22 @@ def _guesses(canaries: int, epsilon: float, delta: float, error: float) -> int:
     best, chosen = -1.0, canaries
     for share in (0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0):
         guesses = max(2, 2 * int(canaries * share / 2))
-        # the top share/2 of an even mixture of N(0, 1) and N(mu, 1)
-        cut = optimize.brentq(lambda t, s=share: stats.norm.sf(t) + stats.norm.sf(t - mu) - s, -12, mu + 12)
-        accuracy = stats.norm.sf(cut - mu) / share
-        correct = int(guesses * accuracy - 2 * math.sqrt(guesses * accuracy * (1 - accuracy)))
-        value = _largest_refuted(lambda e, r=guesses, v=correct: one_run_p_value(canaries, r, v, e, delta), error)
+        correct = _expected_correct(guesses, share, mu)
+        value = _largest_refuted(partial(_p_value, canaries, guesses, correct, delta), error)
         if value > best:
             best, chosen = value, guesses
     return chosen
+
+
+def _expected_correct(guesses: int, share: float, mu: float) -> int:
+    """Correct guesses, less two deviations, when scores are an even mixture of N(0, 1) and N(μ, 1)."""
+    cut = optimize.brentq(lambda t: stats.norm.sf(t) + stats.norm.sf(t - mu) - share, -12, mu + 12)
+    accuracy = float(stats.norm.sf(cut - mu)) / share
+    return int(guesses * accuracy - 2 * math.sqrt(guesses * accuracy * (1 - accuracy)))
+
+
+def _p_value(canaries: int, guesses: int, correct: int, delta: float, epsilon: float) -> float:
+    return one_run_p_value(canaries, guesses, correct, epsilon, delta)
 
 
 def _largest_refuted(p_value: Callable[[float], float], error: float) -> float:

@@ -223,7 +223,7 @@ class LedgerFile:
                 anchor = Anchor(self.book.identity, self.entries, self.head, self._seal() if seal else None)
                 write_anchor(self.path, anchor, self.durable)
             except OSError as error:
-                raise SordinoError(
+                raise BadInput(
                     f"{anchor_path(self.path)} could not be written ({error.strerror}); the last charge is recorded, "
                     "nothing was drawn for it: free disk space or fix the permissions, then go on"
                 ) from error

@@ -40,7 +40,6 @@ BEGIN SELECT RAISE(ABORT, 'entries cannot be removed'); END""",
 _RELEASES = (
     "CREATE TABLE releases (number INTEGER PRIMARY KEY REFERENCES entries (number), payload BLOB NOT NULL) STRICT",
     "CREATE INDEX stored_keys ON entries (client, run, key, request) WHERE kind = 'stored'",
-    "CREATE INDEX charge_requests ON entries (client, run, request) WHERE kind = 'charge'",
     """CREATE TRIGGER releases_unchanged BEFORE UPDATE ON releases
 BEGIN SELECT RAISE(ABORT, 'stored releases cannot be changed'); END""",
 )
@@ -66,10 +65,10 @@ def explanation(error: sqlite3.Error, path: Path) -> SordinoError:
     if primary in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return SordinoError(f"{path} is locked by another process for more than {PATIENCE:.0f} s: try again later")
     if primary == sqlite3.SQLITE_FULL:
-        return SordinoError(f"no room for {path} ({error}), nothing was recorded: free disk space and try again")
+        return BadInput(f"no room for {path} ({error}), nothing was recorded: free disk space and try again")
     if primary is None:
         return SordinoError(f"{path} cannot be used like this ({error}): open the ledger where it is used")
-    return SordinoError(f"{path} could not be read or written ({error}), nothing was recorded: check the disk")
+    return BadInput(f"{path} could not be read or written ({error}), nothing was recorded: check the disk")
 
 
 @contextmanager

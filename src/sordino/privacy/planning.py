@@ -9,6 +9,8 @@ from sordino.privacy import accounting
 from sordino.privacy.book import Account, Book, Plan, Standing, account_of
 from sordino.privacy.types import Event
 
+Question = tuple[Plan, list[Event]]  # a plan, and what its client is committed to elsewhere
+
 
 def check_plan(plan: Plan, account: Account) -> None:
     """Refuse plans that no ledger can keep: another adjacency (R7), a name twice, a finite budget without noise."""
@@ -47,11 +49,11 @@ def _stands(plan: Plan, account: Account, standing: Standing | None) -> bool:
 def payable(book: Book, plans: Sequence[Plan]) -> dict[str, int]:
     """For each client the largest m ≤ turns with ε(commitments elsewhere + m × turn) ≤ budget.
 
-    One vectorised accountant call per accountant settles all plans that fit whole; only the others are searched.
+    Two vectorised calls per accountant settle the plans that fit whole or not at all; only the others are searched.
     A plan that stands is returned as it was declared.
     """
     result: dict[str, int] = {}
-    questions: dict[str, list[tuple[Plan, list[Event]]]] = {}
+    questions: dict[str, list[Question]] = {}
     for plan in plans:
         account = account_of(book, plan.client)
         check_plan(plan, account)
@@ -64,15 +66,23 @@ def payable(book: Book, plans: Sequence[Plan]) -> dict[str, int]:
             others = book.commitments(plan.client, but=plan.run)
             questions.setdefault(account.accountant, []).append((plan, others))
     for accountant, asked in questions.items():
-        whole = [[*others, *(e.times(e.count * plan.turns) for e in plan.turn)] for plan, others in asked]
-        budgets = [book.accounts[plan.client].budget for plan, _ in asked]
-        costs = accounting.composed_epsilon(whole, [b.delta for b in budgets], accountant)
-        for (plan, others), budget, cost in zip(asked, budgets, costs):
-            fits = bool(cost <= budget.epsilon)
-            result[plan.client] = int(
-                plan.turns if fits else accounting.affordable(list(plan.turn), budget, plan.turns, others, accountant)
-            )
+        whole = _fits(book, asked, [plan.turns for plan, _ in asked], accountant)
+        rest = [question for question, fits in zip(asked, whole) if not fits]
+        one = _fits(book, rest, [1] * len(rest), accountant)
+        result.update({plan.client: int(plan.turns) for (plan, _), fits in zip(asked, whole) if fits})
+        for (plan, others), fits in zip(rest, one):
+            budget = book.accounts[plan.client].budget
+            most = accounting.affordable(list(plan.turn), budget, plan.turns, others, accountant) if fits else 0
+            result[plan.client] = int(most)
     return {plan.client: result[plan.client] for plan in plans}
+
+
+def _fits(book: Book, asked: Sequence[Question], turns: Sequence[int], accountant: str) -> list[bool]:
+    """Whether so many turns of each plan fit its client's budget beside what it is committed to."""
+    events = [[*others, *(e.times(e.count * m) for e in plan.turn)] for (plan, others), m in zip(asked, turns)]
+    budgets = [book.accounts[plan.client].budget for plan, _ in asked]
+    costs = accounting.composed_epsilon(events, [budget.delta for budget in budgets], accountant)
+    return [bool(cost <= budget.epsilon) for cost, budget in zip(costs, budgets)]
 
 
 def caps(book: Book, plan: Plan, turns: int) -> dict[str, int] | None:

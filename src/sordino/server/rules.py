@@ -1,29 +1,72 @@
-"""Aggregation rules: (updates[rows, d], facts, state) → outcome. Pure functions, by name in ``RULES``."""
+"""Aggregation rules: (updates[rows, d], facts, state, **options) → outcome. Pure functions, by name in ``RULES``.
+
+Options are keyword arguments, bound with ``functools.partial`` or named in a study: ``aggregate = {name =
+"robust-hdp", every = 5}``. Every rule screens its input first (``server.defend``), so the functions below see rows
+that are finite, and may trust their facts to match.
+"""
 
 from __future__ import annotations
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from sordino.server.facts import Array, Facts, Outcome, Rule, State
-
-
-def weighted(updates: Tensor, weights: Array) -> Tensor:
-    """Σ w_i Δ_i."""
-    return torch.as_tensor(weights, dtype=updates.dtype, device=updates.device) @ updates
-
-
-def data_weighted(updates: Tensor, facts: Facts, state: State) -> Outcome:
-    """w_i = n_i / Σ n, over those who answered."""
-    weights = facts.sizes / facts.sizes.sum()
-    return Outcome(weighted(updates, weights), weights, state)
+from sordino.errors import BadInput
+from sordino.server.columns import inverse_weights
+from sordino.server.defend import Screened, believable, defended
+from sordino.server.estimated import column_norm, factor_hdp, random_effects, robust_hdp
+from sordino.server.facts import Outcome, Rule, State
+from sordino.server.projected import pfa, pfa_plus
+from sordino.server.shares import budget_shares, data_shares, weighted
 
 
-def uniform(updates: Tensor, facts: Facts, state: State) -> Outcome:
-    """w_i = 1 / rows."""
-    weights = np.full(len(facts.sizes), 1.0 / len(facts.sizes))
-    return Outcome(weighted(updates, weights), weights, state)
+@defended()
+def data_weighted(screened: Screened, state: State) -> Outcome:
+    """DP-FedAvg: w_i = n_i/Σn over those who answered, times the row's importance where selection compensates."""
+    weights = data_shares(screened.facts) * screened.facts.selection
+    return Outcome(weighted(screened.updates, weights), weights, state)
 
 
-RULES: dict[str, Rule] = {"data-weighted": data_weighted, "uniform": uniform}
+@defended()
+def uniform(screened: Screened, state: State) -> Outcome:
+    """w_i = 1/rows, times the row's importance where selection compensates."""
+    weights = screened.facts.selection / len(screened.kept)
+    return Outcome(weighted(screened.updates, weights), weights, state)
+
+
+@defended()
+def weiavg(screened: Screened, state: State) -> Outcome:
+    """WeiAvg: w_i = ε_i/Σε. Clients with ε = ∞ (public data) share everything, which is the formula's limit."""
+    weights = budget_shares(screened.facts.epsilons)
+    return Outcome(weighted(screened.updates, weights), weights, state)
+
+
+@defended()
+def declared_variance(screened: Screened, state: State) -> Outcome:
+    """w_i ∝ 1/σ_i², σ_i² = K_i(ηCz_i/b_i)² as declared, or as the update's norm proves where that is more."""
+    variances, lines = believable(screened)
+    weights = inverse_weights(variances)
+    return Outcome(weighted(screened.updates, weights), weights, state, {"log": lines})
+
+
+@defended()
+def optimum(screened: Screened, state: State) -> Outcome:
+    """The oracle, for simulations: w_i ∝ 1/σ_i² with the variances that the noise really had."""
+    truth = screened.facts.extra.get("oracle_variances")
+    if truth is None:
+        raise BadInput("optimum needs the noise that was really used, which only a simulation knows: use factor-hdp")
+    weights = inverse_weights(np.asarray(truth, dtype=np.float64))
+    return Outcome(weighted(screened.updates, weights), weights, state)
+
+
+RULES: dict[str, Rule] = {
+    "data-weighted": data_weighted,
+    "uniform": uniform,
+    "weiavg": weiavg,
+    "pfa": pfa,
+    "pfa-plus": pfa_plus,
+    "robust-hdp": robust_hdp,
+    "factor-hdp": factor_hdp,
+    "random-effects": random_effects,
+    "declared-variance": declared_variance,
+    "column-norm": column_norm,
+    "optimum": optimum,
+}

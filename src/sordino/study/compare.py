@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from sordino.study.file import Study
@@ -42,6 +43,7 @@ def _runs(study: Study, out: Path, watch: Watch | None) -> Iterator[dict[str, An
                 out=folder,
                 resume=(folder / "study.json").exists(),
                 device=study.study.device,
+                name=study.study.name,
                 callbacks=callbacks,
                 **one.arguments(),
             ).result
@@ -58,7 +60,10 @@ def summary(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
             row[key] = float(np.mean(values)) if values else None
             row[f"{key}_deviation"] = float(np.std(values, ddof=1)) if len(values) > 1 else None
         shares = [
-            p["spent_epsilon"] / p["epsilon"] for r in runs for p in r["privacy"] if math.isfinite(p["epsilon"] or math.inf)
+            p["spent_epsilon"] / p["epsilon"]
+            for r in runs
+            for p in r["privacy"]
+            if math.isfinite(p["epsilon"] or math.inf)
         ]
         row["largest_share_spent"] = max(shares) if shares and row["private"] else None
         row["seconds"] = float(np.mean([r["seconds"] for r in runs]))
@@ -68,9 +73,11 @@ def summary(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def comparison_table(results: list[dict[str, Any]]) -> Table:
     """The summary as a table for the terminal."""
-    table = Table(title="methods compared (mean ± deviation over seeds)", header_style="bold")
-    for column in ("method", "private", "runs", "accuracy", "worst client", "loss", "Ψ", "most of a budget", "seconds"):
-        table.add_column(column, justify="left" if column == "method" else "right")
+    runs = max((row["runs"] for row in summary(results)), default=1)
+    title = f"mean ± deviation over {runs} seeds" if runs > 1 else "final figures"
+    table = Table(title=title, header_style="bold", box=SIMPLE_HEAD)
+    for column in ("method", "private", "accuracy %", "worst %", "loss", "Ψ", "budget used", "s"):
+        table.add_column(column, justify="left" if column == "method" else "right", no_wrap=column == "method")
 
     def shown(row: dict[str, Any], key: str, percent: bool) -> str:
         if row[key] is None:
@@ -85,7 +92,6 @@ def comparison_table(results: list[dict[str, Any]]) -> Table:
         table.add_row(
             row["method"],
             "yes" if row["private"] else "[bold red]NOT PRIVATE[/bold red]",
-            str(row["runs"]),
             shown(row, "accuracy", True),
             shown(row, "worst_accuracy", True),
             shown(row, "loss", False),

@@ -51,4 +51,6 @@ def demonstrate(out: Path, console: Console, quiet: bool = False) -> None:
     )
     write(plain_results(results), out / "report.html")
     console.print(f"\nreport: [bold]{out / 'report.html'}[/bold] (open it in a browser)", highlight=False)
-    console.print(f"a client's statement: sordino ledger show {out / 'dp-fedavg' / 'seed-0' / 'ledger.db'}", highlight=False)
+    console.print(
+        f"a client's statement: sordino ledger show {out / 'dp-fedavg' / 'seed-0' / 'ledger.db'}", highlight=False
+    )

@@ -27,7 +27,7 @@ class About(Section):
 
     name: str = "study"
     seed: int = 0
-    rounds: int = Field(40, gt=0)
+    rounds: int = Field(default=40, gt=0)
     device: str = "cpu"
 
 
@@ -37,19 +37,19 @@ class Data(Section):
     name: str = "digits"
     folder: str | None = None
     options: dict[str, Any] = {}
-    records: int | None = Field(None, gt=0)
-    table_schema: dict[str, Any] | None = Field(None, alias="schema")
+    records: int | None = Field(default=None, gt=0)
+    table_schema: dict[str, Any] | None = Field(default=None, alias="schema")
     invalid: Literal["refuse", "null"] = "refuse"
     partition: Literal["iid", "dirichlet", "shards", "similarity", "natural"] | None = None
-    clients: int | None = Field(None, gt=0)
+    clients: int | None = Field(default=None, gt=0)
     seed: int | None = None
-    test: float = Field(0.2, ge=0, lt=1)
-    central: float = Field(0.0, ge=0, lt=1)
-    minimum: int = Field(1, gt=0)
-    beta: float | None = Field(None, gt=0)
-    shards: int | None = Field(None, gt=0)
-    max_classes: int | None = Field(None, gt=0)
-    similarity: float | None = Field(None, ge=0, le=100)
+    test: float = Field(default=0.2, ge=0, lt=1)
+    central: float = Field(default=0.0, ge=0, lt=1)
+    minimum: int = Field(default=1, gt=0)
+    beta: float | None = Field(default=None, gt=0)
+    shards: int | None = Field(default=None, gt=0)
+    max_classes: int | None = Field(default=None, gt=0)
+    similarity: float | None = Field(default=None, ge=0, le=100)
     sizes: list[float] | None = None
 
 
@@ -117,13 +117,13 @@ class Compare(Section):
 class Study(Section):
     """A whole study."""
 
-    study: About = Field(default_factory=About)
-    data: Data = Field(default_factory=Data)
-    budgets: Budgets = Field(default_factory=Budgets)
-    model: Model = Field(default_factory=Model)
-    method: MethodParts = Field(default_factory=MethodParts)
-    training: TrainingKeys = Field(default_factory=TrainingKeys)
-    compare: Compare = Field(default_factory=Compare)
+    study: About = About()
+    data: Data = Data()
+    budgets: Budgets = Budgets()
+    model: Model = Model()
+    method: MethodParts = MethodParts()
+    training: TrainingKeys = TrainingKeys()
+    compare: Compare = Compare()
 
     def federation(self) -> Federation:
         """Load the data, deal it to clients, give them their budgets."""
@@ -131,7 +131,9 @@ class Study(Section):
         seed = self.study.seed if d.seed is None else d.seed
         if d.table_schema is not None:
             if d.partition not in (None, "natural"):
-                raise BadInput(f"data.partition = {d.partition!r} does not go with data.schema: your files are the clients")
+                raise BadInput(
+                    f"data.partition = {d.partition!r} does not go with data.schema: your files are the clients"
+                )
             clients = data.from_folder(
                 d.folder or d.name, d.table_schema, test=d.test, seed=seed, invalid=d.invalid, central=d.central
             )
@@ -142,7 +144,13 @@ class Study(Section):
             keys = ("beta", "shards", "max_classes", "similarity", "sizes")
             given = {key: getattr(d, key) for key in keys if getattr(d, key) is not None}
             clients = source.partition(
-                d.partition or ("iid" if source.owners is None else "natural"), d.clients, seed, test=d.test, central=d.central, minimum=d.minimum, **given
+                d.partition or ("iid" if source.owners is None else "natural"),
+                d.clients,
+                seed,
+                test=d.test,
+                central=d.central,
+                minimum=d.minimum,
+                **given,
             )
         return self._with_budgets(clients)
 

@@ -15,11 +15,11 @@ from torch import Tensor
 from sordino._version import __version__
 from sordino.engine.checkpoint import Checkpoint, load_checkpoint, save_checkpoint, write_atomic
 from sordino.errors import BadInput
-from sordino.methods import Plan
+from sordino.methods import Plan, noises_of
 from sordino.study.result import save_run, to_json
 
 
-def planned_noises(path: Path) -> list[float] | None:
+def planned_noises(path: Path) -> list[list[list[float]]] | None:
     """The noise multipliers of the run in this folder, fixed before it started; None where there is no run."""
     about = path / "study.json"
     return json.loads(about.read_text())["noises"] if about.exists() else None
@@ -50,8 +50,8 @@ class Folder:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise BadInput(f"cannot make the run folder {path}: {error.strerror}") from None
-        noises = [client.noise for client in plan.clients]
-        body = {"sordino": __version__, "run": run, "seed": seed, "study": study, "noises": noises}
+        about_run = {"sordino": __version__, "run": run, "seed": seed, "noises": noises_of(plan)}
+        body = {**about_run, "study": study}
         write_atomic(about, to_json(body, indent=1).encode())
         return cls(path, run)
 

@@ -120,7 +120,7 @@ def prepare(
     seed: int,
     model_options: dict[str, Any] | None,
     training: dict[str, Any],
-    noises: Sequence[float] | None = None,
+    noises: Sequence[Sequence[Sequence[float]]] | None = None,
 ) -> Prepared:
     """Check the arguments against each other, build the model, make the plan. Touches no record."""
     chosen = methods.get(method)
@@ -138,7 +138,7 @@ def prepare(
     models.check(template, clients.shape, clients.classes)
     loss = "cross-entropy" if clients.task == "classification" else "half-squared-error"
     engine = gradients.build(template, loss)
-    plan = methods.make_plan(chosen, settings, population, seed, noises)
+    plan = methods.make_plan(chosen, settings, population, engine.dimension, seed, noises)
     study = {
         "data": clients.description,
         "budgets": [None if math.isinf(b.epsilon) else b.epsilon for b in budgets],
@@ -185,6 +185,7 @@ def train(
     device: str = "cpu",
     callbacks: Sequence[Callback] = (),
     model_options: dict[str, Any] | None = None,
+    name: str | None = None,
     **training: Any,
 ) -> Run:
     """Train one model together, every client under its own budget.
@@ -197,6 +198,7 @@ def train(
     out: a run folder (result.json, ledger, checkpoint, log); ``resume=True`` goes on where it stopped.
     ledger: a ledger file that is cumulative over runs; default: a fresh one in the run folder.
     callbacks: called with each round's record.
+    name: what to call the study in reports.
     training: keys of ``Training``: batch or rate, steps or epochs, lr, clip, sampling, select, ….
 
     Guarantees
@@ -208,12 +210,18 @@ def train(
     folder = None if out is None else Folder.open(Path(out), ready.study, ready.plan, seed, resume)
     with tempfile.TemporaryDirectory(prefix="sordino-") as scratch:
         where = Path(ledger) if ledger else (folder.ledger if folder else Path(scratch) / "ledger.db")
-        with Ledger(where) as book:
-            return _train(ready, book, folder, torch_device(device), callbacks)
+        with Ledger(where, durable=bool(ledger or folder)) as book:
+            done = _train(ready, book, folder, torch_device(device), callbacks, name)
+    return done
 
 
 def _train(
-    ready: Prepared, book: Ledger, folder: Folder | None, device: torch.device, callbacks: Sequence[Callback]
+    ready: Prepared,
+    book: Ledger,
+    folder: Folder | None,
+    device: torch.device,
+    callbacks: Sequence[Callback],
+    name: str | None,
 ) -> Run:
     plan, private = ready.plan, ready.plan.method.private
     run = folder.run if folder else uuid.uuid4().hex
@@ -229,7 +237,10 @@ def _train(
             folder.keep(now)
         for callback in callbacks:
             callback(now.history[-1])
-    result = build_result(ready.study, plan, state, book if private else None, run, ready.seed, setup.observer)
+    study = ready.study if name is None else {"name": name, **ready.study}
+    result = build_result(study, plan, state, book if private else None, run, ready.seed, setup.observer)
+    if private:
+        book.close_run(run)  # what was declared and not used is free again
     done = Run(result, state.shown.detach().cpu(), ready.template)
     if folder:
         folder.finish(result, done.weights)
@@ -238,10 +249,9 @@ def _train(
 
 def open_accounts(book: Ledger, plan: Plan, run: str) -> dict[str, int]:
     """Open an account for every client, declare the plan, and return how many turns each can pay."""
-    for client in plan.clients:
-        book.open_account(client.name, client.budget, simulated=True)
-    taking = [c for c in plan.clients if c.turns > 0]
-    return book.declare([LedgerPlan(c.name, run, (c.terms.event,), c.turns) for c in taking])
+    book.open_accounts({client.name: client.budget for client in plan.clients}, simulated=True)
+    taking = [c for c in plan.clients if c.turns > 0 or any(c.queries)]
+    return book.declare([LedgerPlan(c.name, run, *c.declaration()) for c in taking])
 
 
 def make_setup(ready: Prepared, gate: Gate, payable: dict[str, int], device: torch.device) -> Setup:
@@ -253,7 +263,8 @@ def make_setup(ready: Prepared, gate: Gate, payable: dict[str, int], device: tor
     if clients.central is not None:
         central = Records(*(torch.from_numpy(one).to(device) for one in clients.central))
     held = [test if len(test) else train for test, train in zip(clients.test, clients.train)]
-    work = Work(ready.engine, plan.method.clip, plan.method.local, stack=device.type == "cuda")
+    also = tuple(one.question for one in plan.method.ask if one.batch == "step")
+    work = Work(ready.engine, plan.method.clip, plan.method.local, also, stack=device.type == "cuda")
     loss = loss_by_name(ready.study["loss"])
     observer = Observer(ready.engine, loss, records, held, clients.sizes, central, clients.task == "classification")
     return Setup(plan, work, gate, records, clients.train, observer, payable, lambda turns: spending(plan, turns))
@@ -265,8 +276,7 @@ def spending(plan: Plan, turns: np.ndarray) -> dict[str, float] | None:
     if not plan.method.private or not 0 < len(bounded) <= SHOWN_CLIENTS:
         return None
     taken = dict(zip((c.name for c in plan.clients), turns.tolist()))
-    events = [[c.terms.event.times(c.terms.count * taken[c.name])] for c in bounded]
-    spent = composed_epsilon(events, [c.budget.delta for c in bounded])
+    spent = composed_epsilon([c.total(taken[c.name]) for c in bounded], [c.budget.delta for c in bounded])
     return {"min": float(spent.min()), "median": float(np.median(spent)), "max": float(spent.max())}
 
 

@@ -59,7 +59,9 @@ class PlanView:
         """What a careful reader would stop at."""
         found = []
         if not self.plan.method.private:
-            found.append(f"NOT PRIVATE: {self.plan.method.name} adds no noise and spends no budget; budgets are ignored")
+            found.append(
+                f"NOT PRIVATE: {self.plan.method.name} adds no noise and spends no budget; budgets are ignored"
+            )
         for c in self.clients:
             if c["noise_to_signal"] > 10:
                 found.append(
@@ -72,7 +74,9 @@ class PlanView:
                     f"ε={c['planned_epsilon']:.3g} of {c['epsilon']:g}: its ledger will refuse the later rounds"
                 )
             if c["delta"] > 1 / c["records"]:
-                found.append(f"{c['client']}'s δ={c['delta']:g} is above 1/n=1/{c['records']}: one record may leak whole")
+                found.append(
+                    f"{c['client']}'s δ={c['delta']:g} is above 1/n=1/{c['records']}: one record may leak whole"
+                )
         idle = [c["client"] for c in self.clients if c["turns"] == 0]
         if idle:
             found.append(f"never asked under this schedule: {', '.join(idle)}")

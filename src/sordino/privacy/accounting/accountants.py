@@ -10,7 +10,7 @@ import numpy as np
 from sordino.errors import BadInput
 from sordino.privacy.accounting import cumulant, gaussian, pld, published, rdp
 from sordino.privacy.accounting.parts import Composition, Floats, Kind, scaled, table
-from sordino.privacy.accounting.search import SAFETY, smallest_scale
+from sordino.privacy.accounting.search import SAFETY, Indices, smallest_scale
 from sordino.privacy.types import Scheme
 
 Epsilons = Callable[[Sequence[Composition], Floats], Floats]
@@ -29,22 +29,22 @@ class Accountant(NamedTuple):
     words: str
 
 
-def _pick(values: Sequence[Composition], at: np.ndarray) -> list[Composition]:
-    return [values[i] for i in at]
+def _pick(values: Sequence[Composition], at: Indices) -> list[Composition]:
+    return [values[int(i)] for i in at]
 
 
-def _routes(compositions: Sequence[Composition]) -> np.ndarray:
-    """0: full-batch Gaussians alone (exact), 1: privacy loss distributions, 2: a part without replacement (Rényi)."""
+def _routes(compositions: Sequence[Composition]) -> tuple[Indices, Indices, Indices]:
+    """Which are full-batch Gaussians alone (exact), which sampled (PLD), which partly without replacement (Rényi)."""
     kinds = [{part.kind for part in composition} for composition in compositions]
-    return np.array([2 if Kind.FIXED in own else 0 if own == {Kind.GAUSSIAN} else 1 for own in kinds])
+    route = np.array([2 if Kind.FIXED in own else 0 if own == {Kind.GAUSSIAN} else 1 for own in kinds])
+    return np.flatnonzero(route == 0), np.flatnonzero(route == 1), np.flatnonzero(route == 2)
 
 
 def _tight_epsilons(compositions: Sequence[Composition], deltas: Floats) -> Floats:
-    route = _routes(compositions)
+    exact, sampled, fixed = _routes(compositions)
     out = np.empty(len(compositions))
-    exact, sampled, fixed = (np.flatnonzero(route == k) for k in range(3))
     if exact.size:
-        mu = np.array([1 / compositions[i][0].noise for i in exact])
+        mu = np.array([1 / own[0].noise for own in _pick(compositions, exact)])
         out[exact] = gaussian.epsilon_of(mu, deltas[exact])
     if sampled.size:
         out[sampled] = pld.epsilons(_pick(compositions, sampled), deltas[sampled])
@@ -59,8 +59,8 @@ def _search(
     """The smallest scales by evaluating ``epsilons``, from the better of two limits."""
     start = cumulant.limit_scale(table(compositions), target, deltas)
 
-    def cost(at: np.ndarray, scales: Floats) -> Floats:
-        return epsilons([scaled(compositions[i], float(s)) for i, s in zip(at, scales)], deltas[at])
+    def cost(at: Indices, scales: Floats) -> Floats:
+        return epsilons([scaled(own, float(s)) for own, s in zip(_pick(compositions, at), scales)], deltas[at])
 
     return smallest_scale(cost, target, start, np.full(target.shape, -1.2), tolerance)
 
@@ -69,21 +69,32 @@ def _rdp_scales(compositions: Sequence[Composition], target: Floats, deltas: Flo
     return _search(rdp.epsilons, compositions, target, deltas, _RDP_TOLERANCE)
 
 
+def _refuse_idle_delta(compositions: Sequence[Composition], deltas: Floats) -> None:
+    """A δ above the chance that a record is ever sampled would be met without any noise: no protection at all."""
+    for composition, delta in zip(compositions, deltas):
+        chance = sum(part.times * part.rate for part in composition)
+        if chance <= delta:
+            raise BadInput(
+                f"delta is {delta:g}, but a record is sampled with probability {chance:.3g} at most: releasing it "
+                "without noise would meet that. Choose delta well below 1/records"
+            )
+
+
 def _tight_scales(compositions: Sequence[Composition], target: Floats, deltas: Floats) -> Floats:
-    route = _routes(compositions)
+    exact, sampled, fixed = _routes(compositions)
     out = np.empty(len(compositions))
-    exact, sampled, fixed = (np.flatnonzero(route == k) for k in range(3))
     if exact.size:
-        noise = np.array([compositions[i][0].noise for i in exact])
+        noise = np.array([own[0].noise for own in _pick(compositions, exact)])
         out[exact] = 1 / (noise * gaussian.mu_of(target[exact] * (1 - SAFETY), deltas[exact]))
     if fixed.size:
         out[fixed] = _rdp_scales(_pick(compositions, fixed), target[fixed], deltas[fixed])
     if sampled.size:
         own, goal, delta = _pick(compositions, sampled), target[sampled], deltas[sampled]
+        _refuse_idle_delta(own, delta)
         start, slope = cumulant.saddle_scale(table(own), goal * (1 - 4 * pld.TIGHTNESS), delta)
 
-        def cost(at: np.ndarray, scales: Floats) -> Floats:
-            return pld.epsilons([scaled(own[i], float(s)) for i, s in zip(at, scales)], delta[at])
+        def cost(at: Indices, scales: Floats) -> Floats:
+            return pld.epsilons([scaled(one, float(s)) for one, s in zip(_pick(own, at), scales)], delta[at])
 
         out[sampled] = smallest_scale(cost, goal, start, slope, _PLD_TOLERANCE)
     return out

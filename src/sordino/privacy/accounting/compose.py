@@ -107,8 +107,8 @@ def calibrate_events(
 def split(shares: ArrayLike, counts: ArrayLike, rates: ArrayLike) -> Floats:
     """Relative noises under which event j takes ``shares[j]`` of the budget: z_j = q_j·√(count_j/share_j).
 
-    A share is a share of Σ count·q²/z², the squared parameter μ² of the Gaussian limit, in which releases add up. Shares
-    are normalised to sum 1. Scale the result with ``calibrate_events``.
+    A share is a share of Σ count·q²/z², the squared parameter μ² of the Gaussian limit, in which releases add up.
+    Shares are normalised to sum 1. Scale the result with ``calibrate_events``.
     """
     share, count, rate = (np.asarray(x, dtype=float) for x in (shares, counts, rates))
     if not (share.ndim == 1 and share.shape == count.shape == rate.shape and share.size):

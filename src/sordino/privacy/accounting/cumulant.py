@@ -3,8 +3,8 @@
 Λ of a composition is the sum over its releases. The hockey-stick divergence is the contour integral
 δ(ε) = (1/2πi) ∫ e^(K(s) − sε)/(s(s+1)) ds with K(s) = ln E_P[e^(sL)] = Λ(s+1); at its saddle point θ
     ε = K'(θ) − 1/θ − 1/(1+θ),   ln δ ≈ K(θ) − θε − ln θ(1+θ) − ½ ln(2π(K''(θ) + θ^-2 + (1+θ)^-2))
-(Alghamdi et al. 2023). It is good to about a percent of δ, so to a tenth of a percent of ε: a starting point, vectorised
-over clients, never a guarantee. The tilt θ also tells ``pld`` where to look.
+(Alghamdi et al. 2023). It is good to about a percent of δ, so to a tenth of a percent of ε: a starting point,
+vectorised over clients, never a guarantee. The tilt θ also tells ``crossing`` where to look.
 """
 
 from __future__ import annotations
@@ -68,9 +68,7 @@ def _outputs(rate: Floats, sigma: Floats, order: Floats, farthest: Floats, excha
     return np.asarray(low + (high - low) * np.linspace(0.0, 1.0, _NODES))
 
 
-def _sampled(
-    rate: Floats, sigma: Floats, order: Floats, tail: Floats, exchange: bool
-) -> tuple[Floats, Floats, Floats]:
+def _sampled(rate: Floats, sigma: Floats, order: Floats, tail: Floats, exchange: bool) -> tuple[Floats, Floats, Floats]:
     """Λ, Λ', Λ'' of one sampled release at ``order``, by the trapezoid rule, without outputs of mass < ``tail``."""
     q, s, t = rate[:, None], sigma[:, None], order[:, None]
     far = np.maximum(-sigma * ndtri(tail / 2), 1.0 - sigma * ndtri(np.minimum(tail / (2 * rate), 0.5)))
@@ -92,7 +90,7 @@ def cumulants(parts: Table, noise: Floats, order: Floats, delta: Floats) -> tupl
     Tails that δ does not see (1e-5 of it, over all releases) are left out.
     """
     t = order[parts.owner]
-    tail = (1e-5 * delta / parts.total(parts.count))[parts.owner]
+    tail = (1e-5 * delta / parts.total(parts.times))[parts.owner]
     out = np.zeros((3, parts.owner.size))
     for kind in (Kind.GAUSSIAN, Kind.POISSON, Kind.EXCHANGE):
         at = parts.kind == kind.value
@@ -105,7 +103,7 @@ def cumulants(parts: Table, noise: Floats, order: Floats, delta: Floats) -> tupl
             exchange = kind is Kind.EXCHANGE
             sigma = 2 * noise[at] if exchange else noise[at]
             out[:, at] = _sampled(parts.rate[at], sigma, t[at], tail[at], exchange)
-    value, mean, variance = (parts.total(parts.count * row) for row in out)
+    value, mean, variance = (parts.total(parts.times * row) for row in out)
     return value, mean, variance
 
 
@@ -115,12 +113,10 @@ def gaussian_limit(parts: Table, noise: Floats) -> Floats:
     one = parts.rate**2 * np.expm1(np.minimum(1 / variance, 8.0))
     one = np.where(parts.kind == Kind.EXCHANGE.value, 4 * one, one)
     one = np.where(parts.kind == Kind.GAUSSIAN.value, noise**-2.0, one)
-    return np.sqrt(parts.total(parts.count * one))
+    return np.sqrt(parts.total(parts.times * one))
 
 
-def saddle_point(
-    parts: Table, noise: Floats, delta: Floats, start: Floats | None = None, rounds: int = 40
-) -> Saddle:
+def saddle_point(parts: Table, noise: Floats, delta: Floats, start: Floats | None = None, rounds: int = 40) -> Saddle:
     """Solve ln δ(θ) = ln delta for θ: safeguarded Newton, d ln δ/dθ ≈ −θ·(K'' + θ^-2 + (1+θ)^-2)."""
     if start is None:
         mu = np.maximum(gaussian_limit(parts, noise), 1e-9)
@@ -145,9 +141,9 @@ def saddle_point(
 
 
 def rarely(parts: Table, noise: Floats) -> NDArray[np.bool_]:
-    """Whether a record is hardly ever sampled, and seen when it is: there the saddle point is off, the rare limit not."""
-    loud = parts.total((noise > 1.5) * 1.0) == 0
-    return np.asarray(loud & (parts.total(parts.count * parts.rate) < 0.6))
+    """Whether a record is hardly ever sampled, but then seen: there the rare limit is better than the saddle point."""
+    loud = parts.total((noise > 1.5).astype(float)) == 0
+    return np.asarray(loud & (parts.total(parts.times * parts.rate) < 0.6))
 
 
 def _limits(parts: Table, epsilon: Floats, delta: Floats) -> tuple[Floats, Floats]:
@@ -179,10 +175,13 @@ def saddle_scale(parts: Table, epsilon: Floats, delta: Floats) -> tuple[Floats, 
             moved = log_scale - before[0]
             secant = (off - before[1]) / np.where(np.abs(moved) > 1e-7, moved, 1.0)
             slope = np.where(np.abs(moved) > 1e-7, np.clip(secant, -8.0, -0.3), slope)
-        if np.all(np.abs(off) < 1e-4):
+        # A client that has settled stays, so that its noise does not depend on who else is calibrated with it.
+        settled = np.abs(off) < 1e-4
+        if settled.all():
             break
         before = (log_scale, off)
-        log_scale = np.clip(log_scale - np.clip(off / slope, -0.5, 0.5), floor, ceiling)
+        moved_to = np.clip(log_scale - np.clip(off / slope, -0.5, 0.5), floor, ceiling)
+        log_scale = np.where(settled, log_scale, moved_to)
     rare_scale = np.exp(rare + 0.01)
     seldom = rarely(parts, parts.noise * rare_scale[parts.owner])
     return np.where(seldom, rare_scale, np.exp(log_scale)), np.where(seldom, -3.0, slope)
@@ -195,7 +194,7 @@ def _rare_log_delta(parts: Table, scale: Floats, epsilon: Floats) -> Floats:
     own = epsilon[parts.owner]
     raised = np.where(own < 600.0, np.log1p(np.expm1(np.minimum(own, 600.0)) / parts.rate), own - np.log(parts.rate))
     one = parts.rate * np.exp(gaussian.log_delta(raised, 1 / sigma))
-    return np.log(np.maximum(parts.total(parts.count * one), 1e-300))
+    return np.log(np.maximum(parts.total(parts.times * one), 1e-300))
 
 
 def rare_epsilon(parts: Table, delta: Floats) -> Floats:

@@ -91,12 +91,13 @@ def _cells(points: Floats) -> Floats:
     """Standard normal mass between consecutive points, from the nearer tail, so that small masses stay exact."""
     tails = ndtr(-np.abs(points))
     left, right = tails[:-1], tails[1:]
-    return np.where(points[1:] <= 0, right - left, np.where(points[:-1] >= 0, left - right, 1.0 - left - right))
+    inner = np.where(points[:-1] >= 0, left - right, 1.0 - left - right)
+    return np.asarray(np.where(points[1:] <= 0, right - left, inner))
 
 
 def discretise(part: Part, step: float, low: float, high: float) -> Lattice:
     """The dominating lattice of one release, with points at low, low + step, … up to ``high`` or just above."""
-    offsets = step * np.arange(max(1, math.ceil((high - low) / step)) + 1)
+    offsets = np.asarray(step * np.arange(max(1, math.ceil((high - low) / step)) + 1), dtype=float)
     x = _outputs(part, low, offsets)
     q, sigma = part.rate, spread(part)
     other = -1.0 if part.kind is Kind.EXCHANGE else 0.0

@@ -34,12 +34,12 @@ class Kind(StrEnum):
 
 
 class Part(NamedTuple):
-    """One kind of release: ``count`` draws at ``rate`` (q) under noise of ``noise`` (z) times the sensitivity."""
+    """One kind of release: ``times`` draws at ``rate`` (q) under noise of ``noise`` (z) times the sensitivity."""
 
     kind: Kind
     rate: float
     noise: float
-    count: int
+    times: int
 
 
 Composition = tuple[Part, ...]
@@ -99,12 +99,12 @@ class Table:
     kind: NDArray[np.str_]
     rate: Floats
     noise: Floats
-    count: Floats
+    times: Floats
     clients: int
 
     def total(self, values: Floats) -> Floats:
         """Σ over each client's parts of ``values`` (one per part)."""
-        return np.bincount(self.owner, weights=values, minlength=self.clients)
+        return np.asarray(np.bincount(self.owner, weights=values, minlength=self.clients), dtype=float)
 
 
 def table(compositions: Sequence[Composition]) -> Table:
@@ -115,6 +115,6 @@ def table(compositions: Sequence[Composition]) -> Table:
         kind=np.array([part.kind.value for _, part in rows]),
         rate=np.array([part.rate for _, part in rows], dtype=float),
         noise=np.array([part.noise for _, part in rows], dtype=float),
-        count=np.array([part.count for _, part in rows], dtype=float),
+        times=np.array([part.times for _, part in rows], dtype=float),
         clients=len(compositions),
     )

@@ -3,7 +3,7 @@
 ``rdp-robust-hdp``: Rényi accounting as in Robust-HDP's code, with its orders and the looser classical conversion
 ε = R(α) + ln(1/δ)/(α−1). Valid, not tight; it has a floor ln(1/δ)/(α_max−1) below which it certifies nothing.
 
-``closed-form-selection``: σ² = V·T·C² on the averaged gradient with V = 8 ln(e + rℓ/δ)/(n²r²ℓ²), ℓ = ln(1+(e^ε−1)/r), so
+``closed-form-selection``: σ² = V·T·C² on the averaged gradient, V = 8 ln(e + rℓ/δ)/(n²r²ℓ²), ℓ = ln(1+(e^ε−1)/r), so
 z = √(8T ln(e + rℓ/δ))/ℓ. NOT VALID as an accountant (it amplifies once, after composing): it only picks noise.
 
 ``wor-paper``: Wang–Balle–Kasiviswanathan amplification by sampling without replacement in its general form, at the
@@ -40,9 +40,7 @@ def robust_hdp_floor(deltas: Floats) -> Floats:
 
 def closed_form_noise(epsilon: Floats, delta: Floats, rate: Floats, steps: Floats) -> Floats:
     """z = √(8T ln(e + rℓ/δ))/ℓ with ℓ = ln(1 + (e^ε − 1)/r)."""
-    log_odds = np.where(
-        epsilon < 500.0, np.log1p(np.expm1(np.minimum(epsilon, 500.0)) / rate), epsilon - np.log(rate)
-    )
+    log_odds = np.where(epsilon < 500.0, np.log1p(np.expm1(np.minimum(epsilon, 500.0)) / rate), epsilon - np.log(rate))
     return np.asarray(np.sqrt(8 * steps * np.log(math.e + rate * log_odds / delta)) / log_odds)
 
 
@@ -55,19 +53,19 @@ def _only_part(composition: Composition) -> Part:
 def closed_form_epsilons(compositions: Sequence[Composition], deltas: Floats) -> Floats:
     """The ε at which the closed form asks for exactly this noise."""
     parts = [_only_part(composition) for composition in compositions]
-    noise, rate, count = (np.array([getattr(part, name) for part in parts]) for name in ("noise", "rate", "count"))
+    noise, rate, count = (np.array([getattr(part, name) for part in parts]) for name in ("noise", "rate", "times"))
     low, high = np.full(noise.shape, -40.0), np.full(noise.shape, 40.0)
     for _ in range(100):
         middle = (low + high) / 2
         enough = closed_form_noise(np.exp(middle), deltas, rate, count.astype(float)) <= noise
         low, high = np.where(enough, low, middle), np.where(enough, middle, high)
-    return np.exp(high)
+    return np.asarray(np.exp(high))
 
 
 def closed_form_scales(compositions: Sequence[Composition], epsilon: Floats, deltas: Floats) -> Floats:
     """The closed form's noise over the template's."""
     parts = [_only_part(composition) for composition in compositions]
-    noise, rate, count = (np.array([getattr(part, name) for part in parts]) for name in ("noise", "rate", "count"))
+    noise, rate, count = (np.array([getattr(part, name) for part in parts]) for name in ("noise", "rate", "times"))
     return np.asarray(closed_form_noise(epsilon, deltas, rate, count.astype(float)) / noise)
 
 
@@ -79,14 +77,14 @@ def _wor_rdp(part: Part, order: int) -> float:
     """S(ε(·), γ)(α) with ε(j) = j/(2z²) and ε(∞) = ∞; z = ∞ is allowed and shows what no noise can remove."""
     precision = part.noise**-2.0
     if part.kind is Kind.GAUSSIAN:
-        return order * precision / 2
+        return float(order * precision / 2)
     j = np.arange(2, order + 1)
     log_binomial = gammaln(order + 1) - gammaln(j + 1) - gammaln(order - j + 1)
     terms = math.log(2.0) + j * (j - 1) * precision / 2
     if precision < math.log(2.0):
         terms[0] = math.log(4 * math.expm1(precision)) if precision > 0 else -math.inf
     total = np.logaddexp(0.0, logsumexp(terms + log_binomial + j * math.log(part.rate)))
-    return part.count * float(total) / (order - 1)
+    return part.times * float(total) / (order - 1)
 
 
 def _check_wor(composition: Composition) -> None:

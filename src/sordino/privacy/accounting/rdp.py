@@ -50,7 +50,7 @@ def curve(parts: Table, orders: Sequence[float] = ORDERS) -> Floats:
                 "Rényi accounting has no bound for Poisson sampling under replace-one: use accountant='pld', or "
                 "adjacency='zero-out'"
             )
-    each *= parts.count[:, None]
+    each *= parts.times[:, None]
     out = np.zeros((parts.clients, len(orders)))
     np.add.at(out, parts.owner, each)
     return out

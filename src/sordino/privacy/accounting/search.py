@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sordino.errors import BadInput
 from sordino.privacy.accounting.parts import Floats
 
-Cost = Callable[[Floats, Floats], Floats]
+Indices = NDArray[np.int64]
+Cost = Callable[[Indices, Floats], Floats]
 
 # Costs are compared with a hair less than the target, so that float noise in a later recomputation cannot overdraw.
 SAFETY = 1e-6
@@ -39,7 +41,7 @@ def smallest_scale(cost: Cost, target: Floats, start: Floats, slope: Floats, tol
     x = np.log(start)
     low, high = np.full(x.shape, -np.inf), np.full(x.shape, np.inf)
     before_x, before_off = np.full(x.shape, np.nan), np.full(x.shape, np.nan)
-    active = np.arange(x.size)
+    active = np.arange(x.size, dtype=np.int64)
     for _ in range(_ROUNDS):
         at = x[active]
         spent = cost(active, np.exp(at))
@@ -57,7 +59,7 @@ def smallest_scale(cost: Cost, target: Floats, start: Floats, slope: Floats, tol
         x[active] = _inside(at + step, low[active], high[active])
         active = active[~done]
         if not active.size:
-            return np.exp(high)
+            return np.asarray(np.exp(high))
         if np.any(x[active] > _WIDEST):
             break
     raise BadInput("no amount of noise meets this ε with this accountant: raise epsilon or use accountant='pld'")

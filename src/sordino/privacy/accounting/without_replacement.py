@@ -6,7 +6,7 @@ A_α ≤ 1 + Σ_{j=2..α} q^j binom(α,j) min(4·√(B(2⌊j/2⌋)·B(2⌈j/2⌉
 interpolation bounds it. z is the noise over the sensitivity of a replacement (2C).
 
 dp-accounting computes B by finite differences one client at a time; here it is an integral of a positive function,
-accurate when z is large, over all clients at once. Above order 256 only the second term of the minimum is used, as there.
+accurate when z is large, over all clients at once. Above order 256 only the second term of the minimum is used.
 """
 
 from __future__ import annotations

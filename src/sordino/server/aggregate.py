@@ -1,0 +1,107 @@
+"""Whom to trust how much: weights from an update matrix with a *column* per client.
+
+    w = robust_hdp(updates)         # updates[d, n] → w[n], w ≥ 0, Σw = 1; the combined update is updates @ w
+
+Arrays give arrays, tensors give tensors. A column of zeros (a client that sent nothing) gets weight 0. The rules that
+run in a round, with public facts and memory, are in ``server.rules``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from sordino.errors import BadInput
+from sordino.server import factor, pursuit, spread
+from sordino.server.columns import Matrix, as_columns, gram, inverse_weights, like
+from sordino.server.facts import Array
+
+SAMPLE = 200_000
+"""Rows that principal component pursuit looks at when there are more."""
+
+
+def robust_hdp(updates: Matrix, *, rows: int | None = SAMPLE, seed: int = 0) -> Any:
+    """Robust-HDP: w_i ∝ 1/σ̂_i², σ̂_i² = ‖S_:,i‖²/d of the noise part S of principal component pursuit.
+
+    ``rows``: for larger d a random subset of rows estimates the same weights; None looks at all. Warns ``NotSettled``
+    when the iteration limit came first.
+    """
+    columns = as_columns(updates)
+    found = pursuit.solve(columns, rows=rows, seed=seed, parts=False)
+    if not found.converged:
+        pursuit.warn_unsettled(found)
+    return _spread_out(updates, _sent(found.variances), inverse_weights(found.variances[found.variances > 0]))
+
+
+def factor_hdp(updates: Matrix, *, rank: int | None = None) -> Any:
+    """w_i ∝ 1/ψ_i, ψ the noise variances of factor analysis of the Gram matrix; the rank is chosen unless given."""
+    columns = as_columns(updates)
+    inner, sent = _gram_of_those_who_sent(columns)
+    found = factor.fit(inner, columns.shape[0], rank)
+    return _spread_out(updates, sent, inverse_weights(found.variances))
+
+
+def random_effects(
+    updates: Matrix,
+    variances: ArrayLike | None = None,
+    *,
+    shares: ArrayLike | None = None,
+    spread_by: str = "structured",
+    horizon: float = 10.0,
+) -> Any:
+    """The w that minimises κ(w − p)ᵀΓ(w − p) + Σ w_i²σ_i²: noise against the bias of not hearing a client.
+
+    Parameters
+    ----------
+    variances : σ_i², noise variance of one coordinate, as declared; None estimates them by factor analysis.
+    shares : p, what each client should count for; None for equal shares.
+    spread_by : ``structured`` (Γ from the Gram matrix) or ``reml`` (Γ = τ²I, τ² by REML).
+    horizon : κ, over how many rounds noise averages out while bias adds up.
+    """
+    columns = as_columns(updates)
+    inner, sent = _gram_of_those_who_sent(columns)
+    wanted = np.ones(columns.shape[1]) if shares is None else np.asarray(shares, dtype=np.float64)
+    wanted = wanted[sent] / wanted[sent].sum()
+    if variances is None:
+        noise = factor.fit(inner, columns.shape[0]).variances
+    else:
+        noise = np.asarray(variances, dtype=np.float64)[sent]
+    return _spread_out(updates, sent, spread.weigh(inner, noise, wanted, spread_by, horizon))
+
+
+def column_norm(updates: Matrix) -> Any:
+    """w_i ∝ 1/‖M_:,i‖²: the whole update counts as noise."""
+    inner, sent = _gram_of_those_who_sent(as_columns(updates))
+    return _spread_out(updates, sent, inverse_weights(np.diag(inner)))
+
+
+def inverse_variance(variances: ArrayLike) -> Array:
+    """w_i ∝ 1/σ_i²: the least noise that any weights summing to 1 can have."""
+    known = np.asarray(variances, dtype=np.float64)
+    if known.ndim != 1 or len(known) == 0 or np.isnan(known).any() or (known < 0).any():
+        raise BadInput("variances must be a list of numbers ≥ 0, one per client")
+    return inverse_weights(known)
+
+
+def _sent(sizes: Array) -> NDArray[np.int64]:
+    sent = np.flatnonzero(sizes > 0)
+    if len(sent) == 0:
+        raise BadInput("every update is zero: there is nothing to combine")
+    return sent
+
+
+def _gram_of_those_who_sent(columns: Tensor) -> tuple[Array, NDArray[np.int64]]:
+    """MᵀM/d of the columns that are not all zero, and which they are: one pass over the matrix."""
+    inner = gram(columns)
+    sent = _sent(np.diag(inner))
+    return inner[np.ix_(sent, sent)], sent
+
+
+def _spread_out(updates: Matrix, sent: NDArray[np.int64], weights: Array) -> Any:
+    """The weights at their places among all columns, in the kind of ``updates``."""
+    everyone = np.zeros(updates.shape[1])
+    everyone[sent] = weights
+    return like(updates, everyone)

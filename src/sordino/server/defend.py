@@ -1,0 +1,206 @@
+"""Broken, poisoned and untruthful updates: refused or bounded, with a line that says so. Honest ones pass unchanged.
+
+What the server knows in advance bounds what a client can send. Noise of σ_i per coordinate has norm σ_i√d; K local
+steps of clipped gradients reach at most K·η·C. Both follow from public facts (η·C = b σ/(z√K), the same for all), so
+
+    NaN, infinity          refused: weight 0
+    all zeros              refused by rules that reward small updates; kept by the others, where it does no harm
+    far beyond its reach   scaled down to ``SLACK`` times what its steps and noise can explain
+    more noise than told   counted with the variance that its norm proves (``believable``)
+    less noise than told   estimated variances are not believed below ``FLOOR`` times what the plan asked for
+    wrong shape            refused before it enters the matrix (``stack``)
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import wraps
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sordino.errors import BadInput
+from sordino.server.facts import Array, Facts, Outcome, State
+
+SLACK = 5.0
+"""How many times its own reach, or the typical reach, a client's update may have."""
+FLOOR = 0.25
+"""Share of the planned noise variance below which an estimate is not believed."""
+
+log = logging.getLogger("sordino.server")
+
+
+@dataclass(frozen=True)
+class Screened:
+    """A round's updates after the defence: rows that may count, their facts, which they are, and what was done."""
+
+    updates: Tensor
+    facts: Facts
+    kept: NDArray[np.int64]
+    norms: Array
+    lines: tuple[str, ...]
+
+
+def stack(uploads: Sequence[Any], dimension: int) -> Tensor:
+    """Uploads as rows; one of a wrong shape or kind becomes a row of NaN, which every rule refuses by name."""
+    rows = torch.full((len(uploads), dimension), math.nan)
+    for row, upload in zip(rows, uploads):
+        if isinstance(upload, np.ndarray) and upload.dtype.kind in "fiu":
+            upload = torch.from_numpy(upload)
+        if isinstance(upload, Tensor) and upload.shape == (dimension,) and not upload.is_complex():
+            row.copy_(upload)
+    return rows
+
+
+def reach(facts: Facts, dimension: int) -> tuple[Array, Array]:
+    """(K_i·η·C, σ_i√d): how far local steps and noise can take each update, from public facts.
+
+    η·C is the median over rows of b σ/(z√K), so that one untruthful client does not move it. Without noise nothing is
+    known about it: the first is infinite.
+    """
+    noisy = (facts.noises > 0) & (facts.variances > 0) & (facts.steps > 0)
+    spreads = np.sqrt(facts.variances)
+    if not noisy.any():
+        return np.full(len(spreads), math.inf), spreads * math.sqrt(dimension)
+    each = facts.batches[noisy] * spreads[noisy] / (facts.noises[noisy] * np.sqrt(facts.steps[noisy]))
+    # A Poisson batch may be larger than expected: six standard deviations.
+    larger = 1.0 + 6.0 / np.sqrt(np.maximum(facts.batches, 1.0))
+    return float(np.median(each)) * facts.steps * larger, spreads * (math.sqrt(dimension) + 6.0)
+
+
+def screen(updates: Tensor, facts: Facts, *, refuse_zeros: bool = False) -> Screened:
+    """Refuse what is not finite (and zeros, if asked), scale down what is far beyond its reach."""
+    _check_shapes(updates, facts)
+    norms = torch.linalg.vector_norm(updates, dim=1, dtype=torch.float64).cpu().numpy()
+    finite = np.isfinite(norms)
+    refused = ~finite | ((norms == 0.0) & refuse_zeros)
+    lines = [
+        f"round {facts.round}: client {facts.clients[i]} refused: its update "
+        + ("is all zeros" if finite[i] else "holds NaN or infinity, or has a wrong shape")
+        for i in np.flatnonzero(refused)
+    ]
+    kept = np.flatnonzero(~refused)
+    if len(kept) < len(norms):
+        updates, facts, norms = updates[torch.from_numpy(kept).to(updates.device)], only(facts, kept), norms[kept]
+    limits = _limits(norms, facts, updates.shape[1])
+    beyond = np.flatnonzero(norms > limits)
+    if len(beyond):
+        lines += [
+            f"round {facts.round}: client {facts.clients[i]} bounded: its update has norm {norms[i]:.3g}, "
+            f"more than {SLACK:g} times what steps and noise explain; scaled down to {limits[i]:.3g}"
+            for i in beyond
+        ]
+        factors = torch.ones(len(norms), dtype=updates.dtype, device=updates.device)
+        factors[torch.from_numpy(beyond).to(updates.device)] = torch.as_tensor(limits[beyond] / norms[beyond]).to(
+            factors
+        )
+        updates, norms = updates * factors[:, None], np.minimum(norms, limits)
+    return Screened(updates, facts, kept, norms, tuple(lines))
+
+
+def _limits(norms: Array, facts: Facts, dimension: int) -> Array:
+    """Largest norm each row may have: SLACK × the larger of its own reach and what is typical for its steps."""
+    if len(norms) == 0:
+        return norms
+    steps = np.maximum(facts.steps, 1.0)
+    typical = steps * float(np.median(norms / steps))
+    signal, noise = reach(facts, dimension)
+    own = np.where(np.isfinite(signal), signal, 0.0) + noise
+    limits = SLACK * np.maximum(own, typical)
+    return np.asarray(np.where(limits > 0.0, limits, math.inf))
+
+
+def believable(screened: Screened) -> tuple[Array, list[str]]:
+    """Declared variances, raised where a client's norm proves more noise: ((‖u_i‖ − K_iηC)/√d)²."""
+    facts, dimension = screened.facts, screened.updates.shape[1]
+    signal, noise = reach(facts, dimension)
+    proven = np.maximum(screened.norms - signal, 0.0) ** 2 / dimension
+    more = screened.norms > signal + noise
+    lines = [
+        f"round {facts.round}: client {facts.clients[i]} declared noise variance {facts.variances[i]:.3g}, its update "
+        f"shows at least {proven[i]:.3g}: counted with that"
+        for i in np.flatnonzero(more)
+    ]
+    return np.where(more, np.maximum(proven, facts.variances), facts.variances), lines
+
+
+def plausible(estimates: Array, facts: Facts) -> tuple[Array, list[str]]:
+    """Estimated variances, raised to FLOOR × planned where a client seems to have added much less noise."""
+    least = FLOOR * facts.variances
+    lines = [
+        f"round {facts.round}: client {facts.clients[i]} shows noise variance {estimates[i]:.3g} where the plan asked "
+        f"for {facts.variances[i]:.3g}: counted with {least[i]:.3g}"
+        for i in np.flatnonzero(estimates < least)
+    ]
+    return np.maximum(estimates, least), lines
+
+
+def only(facts: Facts, rows: NDArray[np.int64]) -> Facts:
+    """The facts of these rows; per-row arrays among the extras follow."""
+    count = len(facts.clients)
+    per_row = ("clients", "sizes", "epsilons", "batches", "noises", "steps", "variances", "selection")
+    extra = {
+        name: value[rows] if isinstance(value, np.ndarray) and value.shape[:1] == (count,) else value
+        for name, value in facts.extra.items()
+    }
+    return replace(facts, extra=extra, **{name: getattr(facts, name)[rows] for name in per_row})
+
+
+def _check_shapes(updates: Tensor, facts: Facts) -> None:
+    if updates.ndim != 2 or updates.shape[0] != len(facts.clients):
+        raise BadInput(
+            f"updates have shape {tuple(updates.shape)} but {len(facts.clients)} rows of facts: a row each is needed"
+        )
+
+
+Inner = Callable[..., Outcome]
+
+
+def defended(*, refuse_zeros: bool = False) -> Callable[[Inner], Callable[..., Outcome]]:
+    """Make a rule over screened rows into a rule over all rows: refused clients have weight 0 and are named.
+
+    Also adds to the diagnostics what every rule should show: the noise power of the combined update, Σ w_i²σ_i² by
+    declared variances (over η² when the facts hold ``lr``: the paper's Table 10), and the least possible.
+    """
+
+    def around(inner: Inner) -> Callable[..., Outcome]:
+        @wraps(inner)
+        def rule(updates: Tensor, facts: Facts, state: State, **options: Any) -> Outcome:
+            screened = screen(updates, facts, refuse_zeros=refuse_zeros)
+            if len(screened.kept) == 0:
+                lines = [*screened.lines, f"round {facts.round}: no update could be used, the model stays as it is"]
+                outcome = Outcome(torch.zeros_like(updates[0]), np.zeros(0), state)
+            else:
+                outcome = inner(screened, state, **options)
+                lines = [*screened.lines, *outcome.diagnostics.get("log", ())]
+            for line in lines:
+                log.warning(line)
+            weights = None
+            diagnostics = {name: value for name, value in outcome.diagnostics.items() if name != "log"}
+            if outcome.weights is not None:
+                weights = np.zeros(len(facts.clients))
+                weights[screened.kept] = outcome.weights
+                diagnostics |= noise_after(outcome.weights, screened.facts)
+            if lines:
+                diagnostics["log"] = lines
+            return replace(outcome, weights=weights, diagnostics=diagnostics)
+
+        return rule
+
+    return around
+
+
+def noise_after(weights: Array, facts: Facts) -> dict[str, float]:
+    """Σ w_i²σ_i² and its minimum 1/Σσ_i⁻² by declared variances, over η² when known; nothing without noise."""
+    if len(weights) == 0 or not (facts.variances > 0).all():
+        return {}
+    rate = float(facts.extra.get("lr", 1.0))
+    declared = facts.variances / rate**2
+    least = 1.0 / float((1.0 / declared).sum())
+    return {"noise_power": float((weights**2 * declared).sum()), "least_noise_power": least}

@@ -1,0 +1,237 @@
+"""Rules that learn the weights from the updates themselves: Robust-HDP, factor analysis, random effects, column norms.
+
+State keys carry the rule's name, hold tensors and plain numbers only, and index clients by number, so that a round may
+have any participants.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from sordino.errors import BadInput
+from sordino.server import factor, pursuit, spread
+from sordino.server.columns import gram, inverse_weights
+from sordino.server.defend import Screened, believable, defended, plausible
+from sordino.server.facts import Array, Facts, Outcome, State
+from sordino.server.shares import data_shares, weighted
+
+SAMPLE = 200_000
+"""Coordinates that principal component pursuit looks at when there are more."""
+REMEMBERED = 4096
+"""Client numbers up to which clients are remembered from round to round."""
+
+
+@defended(refuse_zeros=True)
+def robust_hdp(screened: Screened, state: State, *, every: int = 1, rows: int | None = SAMPLE) -> Outcome:
+    """Robust-HDP: w_i ∝ 1/σ̂_i², σ̂_i² = ‖S_:,i‖²/d from principal component pursuit of the participants' updates.
+
+    Parameters
+    ----------
+    every : estimate in every m-th round, and whenever a client takes part whose variance is not known yet.
+    rows : coordinates looked at, drawn anew each round; None for all.
+    """
+    if every < 1:
+        raise BadInput(f"every = {every} must be at least 1: it is the number of rounds between two estimates")
+    facts = screened.facts
+    known = _recall(state, "robust_hdp_variances", facts)
+    shown: dict[str, Any] = {}
+    lines: list[str] = []
+    if (facts.round - 1) % every == 0 or np.isnan(known).any():
+        start = state.get("robust_hdp_start")
+        same = start is not None and state.get("robust_hdp_clients") == facts.clients.tolist()
+        found = pursuit.solve(
+            screened.updates.T, rows=rows, seed=facts.round, start=start if same else None, parts=False
+        )
+        known, lines = plausible(found.variances, facts)
+        shown = _show_pursuit(found)
+        if not found.converged:
+            lines.append(
+                f"round {facts.round}: principal component pursuit not settled after {found.iterations} iterations; "
+                f"variances may move by {found.unsettled:.1%}"
+            )
+        scale = _scale(facts)
+        state = {**state, "robust_hdp_start": found.projection, "robust_hdp_clients": facts.clients.tolist()}
+        state = _remember(state, "robust_hdp_variances", facts, known / scale)
+    else:
+        known = known * _scale(facts)
+    weights = inverse_weights(known)
+    shown |= {"estimated_variances": known.tolist(), "log": lines}
+    return Outcome(weighted(screened.updates, weights), weights, state, shown)
+
+
+def _show_pursuit(found: pursuit.Pursuit) -> dict[str, Any]:
+    """How the pursuit went, and the spectrum of L (the paper's Figure 8)."""
+    return {
+        "rank": found.rank,
+        "iterations": found.iterations,
+        "residual": found.residual,
+        "unsettled": found.unsettled,
+        "converged": found.converged,
+        "low_rank_singular_values": found.singular_values.tolist(),
+        "update_singular_values": found.matrix_singular_values.tolist(),
+    }
+
+
+@defended(refuse_zeros=True)
+def factor_hdp(screened: Screened, state: State, *, rounds: int = 5, rank: int | None = None) -> Outcome:
+    """w_i ∝ 1/ψ_i, ψ the noise variances of factor analysis, pooled over the last few rounds.
+
+    With fewer than four clients noise cannot be told from shared directions: declared variances stand in.
+
+    Parameters
+    ----------
+    rounds : how many rounds are pooled.
+    rank : shared directions; None chooses by likelihood-ratio tests, each round anew.
+    """
+    if rounds < 1:
+        raise BadInput(f"rounds = {rounds} must be at least 1: it is how many rounds are pooled")
+    facts, dimension = screened.facts, screened.updates.shape[1]
+    if len(screened.kept) < 4 or dimension <= len(screened.kept):
+        estimates, lines = believable(screened)
+        shown: dict[str, Any] = {"fallback": "declared variances: too few clients for factor analysis"}
+    else:
+        scale = _scale(facts)
+        inner = gram(screened.updates.T) / scale
+        found = factor.fit(inner, dimension, rank)
+        state, past = _window(state, factor.Round(facts.clients, inner, dimension, found.rank), rounds)
+        pooled = found.variances
+        if len(past) > 1 and len(np.unique(facts.clients)) == len(facts.clients):
+            pooled = _pooled(past, facts.clients)
+        estimates, lines = plausible(pooled * scale, facts)
+        shown = {"rank": found.rank, "converged": found.converged, "rounds": len(past)}
+    weights = inverse_weights(estimates)
+    shown |= {"estimated_variances": estimates.tolist(), "log": lines}
+    return Outcome(weighted(screened.updates, weights), weights, state, shown)
+
+
+def _pooled(past: list[factor.Round], clients: NDArray[np.int64]) -> Array:
+    """σ̂² of ``clients`` from all rounds; clients are renumbered, so that unseen numbers cost nothing."""
+    numbers = np.unique(np.concatenate([one.clients for one in past]))
+    renumbered = [factor.Round(np.searchsorted(numbers, one.clients), one.gram, one.rows, one.rank) for one in past]
+    variances, _ = factor.pool(renumbered, len(numbers))
+    return np.asarray(variances[np.searchsorted(numbers, clients)])
+
+
+def _window(state: State, latest: factor.Round, rounds: int) -> tuple[State, list[factor.Round]]:
+    """The last ``rounds`` Gram matrices, with distinct clients each, as rounds and as tensors in the state."""
+    past = []
+    for number in range(int(state.get("factor_hdp_count", 0))):
+        about = state[f"factor_hdp_about_{number}"]
+        past.append(
+            factor.Round(
+                np.array(about["clients"], dtype=np.int64),
+                state[f"factor_hdp_gram_{number}"].cpu().numpy(),
+                about["rows"],
+                about["rank"],
+            )
+        )
+    if len(np.unique(latest.clients)) == len(latest.clients):
+        past = [*past, latest][-rounds:]
+    kept: State = {name: value for name, value in state.items() if not name.startswith("factor_hdp_")}
+    kept["factor_hdp_count"] = len(past)
+    for number, one in enumerate(past):
+        kept[f"factor_hdp_gram_{number}"] = torch.from_numpy(one.gram.copy())
+        kept[f"factor_hdp_about_{number}"] = {"clients": one.clients.tolist(), "rows": one.rows, "rank": one.rank}
+    return kept, past
+
+
+@defended(refuse_zeros=True)
+def random_effects(
+    screened: Screened,
+    state: State,
+    *,
+    noise: str = "declared",
+    spread_by: str = "structured",
+    horizon: float = 10.0,
+    memory: float = 0.9,
+) -> Outcome:
+    """The w that minimises κ(w − p)ᵀΓ(w − p) + Σ w_i²σ_i² with p_i = n_i/Σn: noise against bias.
+
+    Parameters
+    ----------
+    noise : ``declared`` variances (raised where a norm proves more), or ``factor`` analysis of this round.
+    spread_by : ``structured`` (Γ from the Gram matrix) or ``reml`` (Γ = τ²I).
+    horizon : κ, over how many rounds noise averages out while bias adds up.
+    memory : how much of the Gram matrix's average is kept from round to round, in [0, 1).
+    """
+    if noise not in ("declared", "factor"):
+        raise BadInput(f"noise {noise!r} is unknown: use declared or factor")
+    if not 0.0 <= memory < 1.0:
+        raise BadInput(f"memory = {memory} must lie in [0, 1): 0 forgets every round")
+    facts, dimension = screened.facts, screened.updates.shape[1]
+    inner = gram(screened.updates.T)
+    variances, lines = believable(screened)
+    if noise == "factor" and len(screened.kept) >= 4 and dimension > len(screened.kept):
+        variances, lines = plausible(factor.fit(inner, dimension).variances, facts)
+    scale = _scale(facts)
+    state, clean = _average(state, facts, (inner - np.diag(variances)) / scale, memory)
+    weights = spread.weigh(clean * scale + np.diag(variances), variances, data_shares(facts), spread_by, horizon)
+    shown = {"between_clients": float(np.diag(clean).mean() * scale), "log": lines}
+    return Outcome(weighted(screened.updates, weights), weights, state, shown)
+
+
+def _average(state: State, facts: Facts, clean: Array, memory: float) -> tuple[State, Array]:
+    """Exponential average over rounds of the noise-free Gram matrix, per pair of clients; of this round's rows."""
+    if facts.clients.max() >= REMEMBERED or memory == 0.0:
+        return state, clean
+    size = int(facts.clients.max()) + 1
+    total, count = (_grown(state.get(f"random_effects_{name}"), size) * memory for name in ("sum", "count"))
+    pairs = np.ix_(facts.clients, facts.clients)
+    rows, columns = (np.broadcast_to(index, clean.shape) for index in pairs)
+    np.add.at(total, (rows, columns), clean)
+    np.add.at(count, (rows, columns), 1.0)
+    following = {
+        **state,
+        "random_effects_sum": torch.from_numpy(total),
+        "random_effects_count": torch.from_numpy(count),
+    }
+    return following, np.asarray(total[pairs] / count[pairs])
+
+
+def _grown(kept: torch.Tensor | None, size: int) -> Array:
+    """The remembered matrix, with room for clients up to ``size``."""
+    old = np.zeros((0, 0)) if kept is None else kept.cpu().numpy()
+    size = max(size, len(old))
+    grown = np.zeros((size, size))
+    grown[: len(old), : len(old)] = old
+    return grown
+
+
+@defended(refuse_zeros=True)
+def column_norm(screened: Screened, state: State) -> Outcome:
+    """w_i ∝ 1/‖Δ_i‖²: the whole update counts as noise."""
+    estimates, lines = plausible(screened.norms**2 / screened.updates.shape[1], screened.facts)
+    weights = inverse_weights(estimates)
+    shown = {"estimated_variances": estimates.tolist(), "log": lines}
+    return Outcome(weighted(screened.updates, weights), weights, state, shown)
+
+
+def _scale(facts: Facts) -> float:
+    """A common scale of noise in this round: what learning rates and clips do to all variances alike."""
+    middle = float(np.median(facts.variances))
+    return middle if middle > 0.0 else 1.0
+
+
+def _recall(state: State, name: str, facts: Facts) -> Array:
+    """What is remembered about each row's client; NaN where nothing is."""
+    kept = state.get(name)
+    found = np.full(len(facts.clients), np.nan)
+    if kept is not None:
+        inside = facts.clients < len(kept)
+        found[inside] = kept.cpu().numpy()[facts.clients[inside]]
+    return found
+
+
+def _remember(state: State, name: str, facts: Facts, values: Array) -> State:
+    """The state with these values noted under the rows' clients."""
+    size = int(facts.clients.max()) + 1
+    kept = state.get(name)
+    old = np.zeros(0) if kept is None else kept.cpu().numpy()
+    values_by_client = np.full(max(size, len(old)), np.nan)
+    values_by_client[: len(old)] = old
+    values_by_client[facts.clients] = values
+    return {**state, name: torch.from_numpy(values_by_client)}

@@ -1,0 +1,170 @@
+"""PFA and PFA+: noisy updates projected on the directions of the less noisy ones.
+
+Participants are split into *public* (large ε) and *private*. V, k orthonormal columns per parameter tensor, are the top
+principal directions of the public updates, around their mean m (around 0 when there is one public client). Private
+updates enter by their ε-weighted mean, replaced by m + V Vᵀ(private − m):
+
+    Δ = (Σ_pub ε/Σε)·Δ_pub + (Σ_pri ε/Σε)·[(I − V Vᵀ) m + V Vᵀ Δ_pri]
+
+PFA+ saves upload: after a warm-up round private clients send only Vᵀ·update, k numbers per tensor, in the basis that
+the server kept from the round before (``coefficients`` at the client, ``expand`` at the server). The state's
+``pfa_basis`` is that basis, d×k: each tensor's rows hold its own orthonormal columns.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sordino.errors import BadInput
+from sordino.server.defend import Screened, defended
+from sordino.server.facts import Array, Facts, Outcome, State
+from sordino.server.shares import budget_shares, weighted
+
+Layout = tuple[tuple[str, tuple[int, ...], int], ...]
+
+
+@defended()
+def pfa(
+    screened: Screened, state: State, *, directions: int = 1, split: str = "mixture", share: float = 0.1
+) -> Outcome:
+    """Projected federated averaging with this round's basis.
+
+    Parameters
+    ----------
+    directions : k, principal directions per tensor (as many as the public updates have, if fewer).
+    split : ``mixture`` (two Gaussians over ε) or ``top-share`` (the largest ``share`` of the budgets is public).
+    """
+    public = public_rows(screened.facts.epsilons, split, share)
+    basis = principal_directions(screened.updates[_index(public, screened.updates)], screened.facts.layout, directions)
+    return _combine(screened, state, public, basis)
+
+
+@defended()
+def pfa_plus(
+    screened: Screened, state: State, *, directions: int = 1, split: str = "mixture", share: float = 0.1
+) -> Outcome:
+    """PFA with the basis of the round before, in which private clients upload; keeps this round's for the next.
+
+    Private rows may hold whole updates or ``expand``-ed coefficients: the result is the same, because V Vᵀ is a
+    projection. In the first round (no basis yet) it is ``pfa``.
+    """
+    public = public_rows(screened.facts.epsilons, split, share)
+    rows = screened.updates[_index(public, screened.updates)]
+    fresh = principal_directions(rows, screened.facts.layout, directions)
+    basis = state.get("pfa_basis", fresh)
+    following = {**state, "pfa_basis": fresh if public.any() else basis}
+    return _combine(screened, following, public, basis)
+
+
+def _combine(screened: Screened, state: State, public: NDArray[np.bool_], basis: Tensor) -> Outcome:
+    updates, facts = screened.updates, screened.facts
+    mix = budget_shares(facts.epsilons)
+    shown = {"public": facts.clients[public].tolist(), "public_share": float(mix[public].sum())}
+    if public.all() or not public.any():
+        return Outcome(weighted(updates, mix), mix, state, shown)
+    quiet, noisy = updates[_index(public, updates)], updates[_index(~public, updates)]
+    centre = quiet.mean(0) if len(quiet) > 1 else torch.zeros_like(quiet[0])
+    private = weighted(noisy, budget_shares(facts.epsilons[~public]))
+    projected = centre + expand(coefficients(private - centre, basis, facts.layout), basis, facts.layout)
+    open_part = weighted(quiet, budget_shares(facts.epsilons[public]))
+    part = float(mix[public].sum())
+    return Outcome(part * open_part + (1.0 - part) * projected, None, state, shown)
+
+
+def public_rows(epsilons: Array, split: str, share: float) -> NDArray[np.bool_]:
+    """Which rows count as public. All of them when budgets do not differ; ε = ∞ is public and leaves no one else so."""
+    if split not in ("mixture", "top-share"):
+        raise BadInput(f"split {split!r} is unknown: use mixture or top-share")
+    if not 0.0 < share < 1.0:
+        raise BadInput(f"share {share!r} of public clients must lie between 0 and 1")
+    unbounded = np.isinf(epsilons)
+    if unbounded.any():
+        return unbounded
+    if np.ptp(epsilons) == 0.0:
+        return np.ones(len(epsilons), dtype=bool)
+    if split == "mixture" and len(np.unique(epsilons)) > 2:
+        return _mixture(epsilons)
+    count = max(1, math.ceil(share * len(epsilons) - 1e-9)) if split == "top-share" else 1
+    return np.asarray(epsilons >= np.sort(epsilons)[-count])
+
+
+def _mixture(epsilons: Array) -> NDArray[np.bool_]:
+    """The rows of the component with the larger mean, of two Gaussians fitted to ε."""
+    from sklearn.mixture import GaussianMixture  # heavy, and only this rule needs it
+
+    column = epsilons[:, None]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # few clients: the fit is rough, and that is no news to anyone
+        model = GaussianMixture(2, n_init=3, random_state=0).fit(column)
+        upper = int(np.argmax(model.means_))
+        belongs = model.predict(column) == upper
+    # A wide component can claim both ends of the line; public means large ε.
+    above = epsilons[belongs & (epsilons > float(model.means_[1 - upper, 0]))]
+    return np.asarray(epsilons >= (above.min() if len(above) else epsilons.max()))
+
+
+def _index(rows: NDArray[np.bool_], updates: Tensor) -> Tensor:
+    return torch.from_numpy(np.flatnonzero(rows)).to(updates.device)
+
+
+def tensors(layout: Layout, dimension: int) -> list[slice]:
+    """Where each parameter tensor lies in the flat update; all of it is one tensor without a layout."""
+    if not layout:
+        return [slice(0, dimension)]
+    return [slice(offset, offset + math.prod(shape)) for _, shape, offset in layout]
+
+
+def principal_directions(public: Tensor, layout: Layout, directions: int) -> Tensor:
+    """V, d×k: per tensor, the top k left singular vectors of the centred public updates, by their small Gram matrix.
+
+    One public update is its own direction (not centred). Directions that the updates do not have are zero columns.
+    """
+    if directions < 1:
+        raise BadInput(f"directions = {directions} must be at least 1")
+    dimension = public.shape[1]
+    basis = public.new_zeros(dimension, directions)
+    if len(public) == 0:
+        return basis
+    centred = public - public.mean(0) if len(public) > 1 else public
+    for part in tensors(layout, dimension):
+        block = centred[:, part]
+        # In float64: a Gram matrix has half the digits of its rows.
+        small = (block.double() @ block.double().T).cpu()
+        values, vectors = torch.linalg.eigh(small)
+        count = min(directions, len(block))
+        for column in range(count):
+            value = float(values[-1 - column])
+            if value > 1e-12 * float(values[-1]) and value > 0.0:
+                along = (vectors[:, -1 - column].to(block.device) @ block.double()) / math.sqrt(value)
+                basis[part, column] = along.to(basis.dtype)
+    return basis
+
+
+def coefficients(update: Tensor, basis: Tensor, layout: Layout) -> Tensor:
+    """What a private client uploads in PFA+: Vᵀ·update per tensor, [tensors·k] numbers (or a row of them per update).
+
+    Guarantees: a linear map of released updates and a broadcast basis, hence post-processing.
+    """
+    parts = tensors(layout, basis.shape[0])
+    return torch.cat([update[..., part] @ basis[part] for part in parts], dim=-1)
+
+
+def expand(sent: Tensor, basis: Tensor, layout: Layout) -> Tensor:
+    """V·c, back in d dimensions: what the server puts in a private client's row."""
+    count = basis.shape[1]
+    full = sent.new_zeros(*sent.shape[:-1], basis.shape[0])
+    for number, part in enumerate(tensors(layout, basis.shape[0])):
+        full[..., part] = sent[..., number * count : (number + 1) * count] @ basis[part].T
+    return full
+
+
+def kept_basis(state: State, facts: Facts) -> Tensor | None:
+    """The basis to broadcast before a PFA+ round: None in the warm-up round, when private clients send everything."""
+    basis = state.get("pfa_basis")
+    return None if facts.round == 1 or basis is None else basis

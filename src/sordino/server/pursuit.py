@@ -1,0 +1,326 @@
+"""Principal component pursuit for tall thin matrices: M = L + S, L of low rank, S sparse or simply noise.
+
+    min ‖L‖_* + λ‖S‖₁   subject to   L + S = M,      λ = 1/√max(d, n)
+
+The alternating directions of Candès et al. keep two matrices, S and the dual Y. Both are parts of one, T = S + Y/μ:
+with the threshold t = λ/μ, Y/μ = clip(T, ±t) and S is the rest. So an iteration is one pass over the rows,
+
+    X = M − S + Y/μ,    L = X·P (singular values shrunk by 1/μ),    T ← T + ρ(M − L − S),    ρ = 1.6,
+
+where P = V·diag(max(0, 1 − 1/(μs)))·Vᵀ comes from the n×n Gram matrix XᵀX = V·diag(s²)·Vᵀ, which the same pass
+accumulates for the next iteration. Memory: the input, one matrix of its size, and a few blocks of rows.
+
+Two choices replace thousands of iterations by about a hundred. The start is S = M, Y = λ·sign(M): with noise nearly
+everything belongs to S, and from S = 0 an entry can only travel t per iteration. And t is half the typical size of an
+entry (the median over columns of the mean |entry|) where the customary μ = dn/(4Σ|M|) makes it 4/√d of the mean.
+
+The residual ‖M − L − S‖ is small long before the noise variances σ̂_i² = ‖S_:,i‖²/d have settled, because the noisiest
+columns hide the others in one norm. So the stop looks at σ̂² itself and extrapolates how far it still has to go.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sordino.server.columns import Matrix, as_columns, check_finite, inverse_weights, like, row_blocks
+from sordino.server.facts import Array
+
+RELAXATION = 1.6
+CHECK = 10
+"""Iterations between two looks at the variances."""
+BLOCK = 1 << 16
+"""Entries in a block of rows: a few such buffers stay in the cache."""
+
+
+class NotSettled(UserWarning):
+    """Principal component pursuit stopped at its iteration limit with its variances still moving."""
+
+
+@dataclass(frozen=True)
+class Pursuit:
+    """What principal component pursuit found, and how far it got.
+
+    Attributes
+    ----------
+    low_rank, sparse: L and S of the rows looked at; None when parts were not asked for.
+    variances: σ̂_i² = ‖S_:,i‖²/d.
+    weights: w_i ∝ 1/σ̂_i².
+    singular_values: of L, largest first; matrix_singular_values: of the rows of M looked at.
+    iterations: passes over the rows.
+    residual: ‖M − L − S‖/‖M‖.
+    dual_residual: distance between the two dual variables, one in ∂‖L‖_* and one in ∂λ‖S‖₁, over their norm.
+    unsettled: how much further the variances are expected to move, relatively, at most.
+    gap: (primal − dual)/primal objective of a feasible pair: a bound on the suboptimality, whatever the path.
+    converged: whether all tolerances were met; never true at the iteration limit otherwise.
+    rows: indices of the rows looked at; None for all.
+    projection: n×n map Q with L ≈ M·Q, the warm start for a similar matrix (next round's).
+    """
+
+    low_rank: Tensor | None
+    sparse: Tensor | None
+    variances: Array
+    weights: Array
+    singular_values: Array
+    matrix_singular_values: Array
+    iterations: int
+    residual: float
+    dual_residual: float
+    unsettled: float
+    gap: float
+    converged: bool
+    rows: Tensor | None
+    projection: Tensor
+
+    @property
+    def rank(self) -> int:
+        """Rank of L."""
+        return int((self.singular_values > 0).sum())
+
+
+def decompose(matrix: Matrix) -> tuple[Any, Any]:
+    """(L, S) with ‖M − L − S‖/‖M‖ ≤ 1e-5 and settled noise variances, of the same kind (array or tensor) as M.
+
+    Warns ``NotSettled`` when the iteration limit came first; ``solve`` has the details.
+    """
+    found = solve(matrix)
+    if not found.converged:
+        warn_unsettled(found)
+    return like(matrix, found.low_rank), like(matrix, found.sparse)
+
+
+def warn_unsettled(found: Pursuit) -> None:
+    """Say that the iteration limit came before convergence, and by how much it was missed."""
+    warnings.warn(
+        f"principal component pursuit stopped after {found.iterations} iterations at residual {found.residual:.1e} "
+        f"with variances that may still move by {found.unsettled:.1%}: pass a larger iterations= to pursuit.solve",
+        NotSettled,
+        stacklevel=3,
+    )
+
+
+def solve(
+    matrix: Matrix,
+    *,
+    penalty: float | None = None,
+    tolerance: float = 2e-3,
+    residual: float = 1e-5,
+    iterations: int = 3000,
+    rows: int | None = None,
+    seed: int = 0,
+    start: Tensor | None = None,
+    parts: bool = True,
+) -> Pursuit:
+    """Principal component pursuit of M[d, n], with everything there is to know about how it went.
+
+    Parameters
+    ----------
+    matrix : M, a column per client; tensor (any device) or array. Computed in float32 unless it is float64.
+    penalty : λ; default 1/√max(d, n), of the rows looked at: a sample of rows estimates the same variances.
+    tolerance : how far the variances may still be expected to move, relatively.
+    residual : largest ‖M − L − S‖/‖M‖.
+    iterations : the limit; ``converged`` tells whether it came first.
+    rows : look at that many rows, drawn at random by ``seed``, when M has more.
+    start : ``projection`` of an earlier result for the same clients in the same order.
+    parts : whether to return L and S, or only what is n×n and smaller.
+
+    Notes
+    -----
+    n×n eigenproblems are solved in float64. An all-zero column stays zero in L and S and has σ̂² = 0.
+    """
+    columns = as_columns(matrix)
+    chosen = None
+    if rows is not None and rows < columns.shape[0]:
+        generator = torch.Generator().manual_seed(seed)
+        chosen = torch.randperm(columns.shape[0], generator=generator)[:rows].sort().values
+        columns = columns[chosen.to(columns.device)]
+    height, width = columns.shape
+    lam = 1.0 / math.sqrt(max(height, width)) if penalty is None else penalty
+    scale = _typical_entry(columns)
+    if scale == 0.0:
+        zero = torch.zeros_like(columns) if parts else None
+        nothing = np.zeros(width)
+        settled = (0, 0.0, 0.0, 0.0, 0.0, True)
+        still = torch.zeros(width, width, dtype=torch.float64)
+        return Pursuit(zero, zero, nothing, inverse_weights(nothing), nothing, nothing, *settled, chosen, still)
+    with _one_thread():
+        work = _Work(columns, lam, 0.5 * scale, start)
+        return _finish(work, _iterate(work, tolerance, residual, iterations), chosen, parts)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Blocks that fit the cache are too small to share: on a busy machine threads wait for each other 10 to 100×."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _typical_entry(columns: Tensor) -> float:
+    """Median over the non-zero columns of the mean |entry|: one client's scale cannot move it."""
+    total = torch.zeros(columns.shape[1], dtype=torch.float64)
+    for block in _blocks(columns):
+        total += block.abs().sum(0, dtype=torch.float64).cpu()
+    check_finite(total)
+    means = total[total > 0] / columns.shape[0]
+    return float(means.median()) if len(means) else 0.0
+
+
+def _blocks(columns: Tensor) -> Iterator[Tensor]:
+    """Blocks of rows that stay in the cache on a CPU, large ones elsewhere."""
+    return row_blocks(columns, BLOCK if columns.device.type == "cpu" else 1 << 26)
+
+
+class _Work:
+    """The matrices of a run: M, T (allocated once), the current Gram matrix, and block buffers."""
+
+    def __init__(self, columns: Tensor, lam: float, threshold: float, start: Tensor | None) -> None:
+        self.columns, self.lam, self.threshold = columns, lam, threshold
+        self.state = torch.empty_like(columns)
+        self.gram = torch.zeros(columns.shape[1], columns.shape[1], dtype=torch.float64)
+        remove = None if start is None else start.to(columns)
+        for entry, state in zip(_blocks(columns), _blocks(self.state)):
+            state.copy_(entry if remove is None else entry - entry @ remove)
+            state.add_(state.sign(), alpha=threshold)
+            self._add_gram(entry, state)
+
+    def _add_gram(self, entry: Tensor, state: Tensor) -> None:
+        """Accumulate XᵀX of X = M − T + 2 clip(T) for the next iteration."""
+        target = (entry - state).add_(state.clamp(-self.threshold, self.threshold), alpha=2.0)
+        self.gram += (target.T @ target).to("cpu", torch.float64)
+
+    def shrink(self) -> tuple[Tensor, Array]:
+        """(P, singular values of L = X·P) from XᵀX: singular values shrunk by 1/μ = t/λ."""
+        level = self.threshold / self.lam
+        squares, vectors = torch.linalg.eigh(self.gram)
+        singular = squares.clamp_min(0.0).sqrt()
+        factors = (1.0 - level / singular.clamp_min(level)).clamp_min(0.0)
+        kept = (singular - level).clamp_min(0.0).flip(0).numpy()
+        return (vectors * factors) @ vectors.T, kept
+
+    def step(self, look: bool) -> tuple[Array, float, float] | None:
+        """T ← T + ρ(M − L − S) and the next Gram matrix, in one pass.
+
+        With ``look``, also (‖S_:,i‖², ‖M − L − S‖², ‖Y/μ‖²) as they were before the step.
+        """
+        projection, _ = self.shrink()
+        rest = (torch.eye(len(projection), dtype=torch.float64) - projection).to(self.columns)
+        self.gram = torch.zeros_like(self.gram)
+        sums, off, dual = torch.zeros(len(projection), dtype=torch.float64), 0.0, 0.0
+        for entry, state in zip(_blocks(self.columns), _blocks(self.state)):
+            clipped = state.clamp(-self.threshold, self.threshold)
+            target = (entry - state).add_(clipped, alpha=2.0)
+            residual = torch.mm(target, rest).sub_(clipped)
+            if look:
+                sums += (state - clipped).square_().sum(0).to("cpu", torch.float64)
+                off += float(residual.square().sum())
+                dual += float(clipped.square().sum())
+            state.add_(residual, alpha=RELAXATION)
+            self._add_gram(entry, state)
+        return (sums.numpy(), off, dual) if look else None
+
+
+@dataclass(frozen=True)
+class _Look:
+    iteration: int
+    residual: float
+    dual: float
+    unsettled: float
+    converged: bool
+
+
+def _iterate(work: _Work, tolerance: float, residual: float, limit: int) -> _Look:
+    """Iterate until the variances have settled and the residual is small, or the limit is reached."""
+    size = math.sqrt(sum(float(block.square().sum(dtype=torch.float64)) for block in _blocks(work.columns)))
+    before: Array | None = None
+    changes: list[float] = []
+    for iteration in range(1, limit + 1):
+        seen = work.step(look=iteration % CHECK == 0 or iteration == limit)
+        if seen is None:
+            continue
+        squares, off, dual = seen
+        if before is not None:
+            changes.append(_largest_change(before, squares))
+        before = squares
+        expected = _expected_change(changes)
+        relative, apart = math.sqrt(off) / size, math.sqrt(off / dual)
+        done = expected <= tolerance and relative <= residual
+        if done or iteration == limit:
+            return _Look(iteration, relative, apart, expected, done)
+    return _Look(0, 1.0, 1.0, math.inf, False)
+
+
+def _largest_change(before: Array, after: Array) -> float:
+    """max_i |ln(after_i/before_i)|; columns that are and stay zero have not changed."""
+    alive = (before > 0) | (after > 0)
+    if not alive.any():
+        return 0.0
+    with np.errstate(divide="ignore"):
+        return float(np.abs(np.log(after[alive]) - np.log(before[alive])).max())
+
+
+def _expected_change(changes: list[float]) -> float:
+    """What is left to come if changes go on shrinking as they did: c·r/(1 − r), r the slower of the last two ratios."""
+    if len(changes) < 3:
+        return math.inf
+    first, second, last = changes[-3:]
+    if max(second, last) < 1e-6:  # down to rounding errors, whose ratio means nothing
+        return max(second, last)
+    ratio = max(0.5, last / second, second / first) if min(first, second) > 0.0 else 1.0
+    return last * ratio / (1.0 - ratio) if ratio < 1.0 else math.inf
+
+
+def _finish(work: _Work, look: _Look, chosen: Tensor | None, parts: bool) -> Pursuit:
+    """One last pass: L, S, the variances, the duality gap and the projection for a warm start."""
+    projection, singular = work.shrink()
+    apply = projection.to(work.columns)
+    low = torch.empty_like(work.columns) if parts else None
+    width = work.columns.shape[1]
+    squares = torch.zeros(width, dtype=torch.float64)
+    own, cross, duals = (torch.zeros(width, width, dtype=torch.float64) for _ in range(3))
+    rest_size = inner = 0.0
+    lows = _blocks(low) if low is not None else _blocks(work.columns)
+    for entry, state, place in zip(_blocks(work.columns), _blocks(work.state), lows):
+        clipped = state.clamp(-work.threshold, work.threshold)
+        part = torch.mm((entry - state).add_(clipped, alpha=2.0), apply)
+        own += (entry.T @ entry).to("cpu", torch.float64)
+        cross += (entry.T @ part).to("cpu", torch.float64)
+        duals += (clipped.T @ clipped).to("cpu", torch.float64)
+        rest_size += float((entry - part).abs().sum())
+        inner += float((entry * clipped).sum())
+        state.sub_(clipped)
+        squares += state.square().sum(0).to("cpu", torch.float64)
+        if low is not None:
+            place.copy_(part)
+    mu = work.lam / work.threshold
+    primal = float(singular.sum()) + work.lam * rest_size
+    steepest = mu * math.sqrt(float(torch.linalg.eigvalsh(duals)[-1]))
+    gap = (primal - mu * inner / max(1.0, steepest)) / primal
+    variances = squares.numpy() / work.columns.shape[0]
+    return Pursuit(
+        low_rank=low,
+        sparse=work.state if parts else None,
+        variances=variances,
+        weights=inverse_weights(variances),
+        singular_values=singular,
+        matrix_singular_values=np.sqrt(np.maximum(np.linalg.eigvalsh(own.numpy())[::-1], 0.0)),
+        iterations=look.iteration,
+        residual=look.residual,
+        dual_residual=look.dual,
+        unsettled=look.unsettled,
+        gap=gap,
+        converged=look.converged,
+        rows=chosen,
+        projection=torch.linalg.lstsq(own, cross, driver="gelsd").solution,
+    )

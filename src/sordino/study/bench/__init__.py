@@ -1,0 +1,113 @@
+"""``sordino bench``: the same work, the same machine, the same minute, as ratios against peers."""
+
+from __future__ import annotations
+
+import datetime
+import gc
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from rich.table import Table
+
+from sordino._version import __version__
+from sordino.study.bench import peers as all_peers
+from sordino.study.bench import workloads
+
+Show = Callable[[str], None]
+
+
+def bench(
+    names: Sequence[str], peers: Sequence[str], repeats: int = 3, memory: bool = True, show: Show = print
+) -> dict[str, Any]:
+    """Time every workload with every peer, interleaved; medians, ratios over ``plain``, and peak memory.
+
+    The first pass of each peer warms it up and is not counted.
+    """
+    chosen = list(dict.fromkeys(["sordino", "plain", *peers]))
+    found: dict[str, Any] = {}
+    for name in names:
+        task = workloads.prepare(workloads.find(name))
+        rounds = {peer: all_peers.find(peer)(task) for peer in chosen}
+        times: dict[str, list[float]] = {peer: [] for peer in chosen}
+        for repeat in range(repeats + 1):
+            for peer, run in rounds.items():
+                show(f"{name}: {peer} ({'warm-up' if repeat == 0 else f'{repeat} of {repeats}'})")
+                gc.collect()
+                started = time.perf_counter()
+                run()
+                if repeat:
+                    times[peer].append(time.perf_counter() - started)
+        found[name] = _summary(task.work, times)
+        if memory:
+            show(f"{name}: memory")
+            found[name]["peak_mb"] = {peer: peak_memory(name, peer) for peer in chosen}
+    found["_meta"] = _meta(repeats)
+    return found
+
+
+def _summary(work: workloads.Workload, times: dict[str, list[float]]) -> dict[str, Any]:
+    row: dict[str, Any] = {"work": work.words}
+    for peer, values in times.items():
+        row[peer] = statistics.median(values)
+    ratios = {peer: [a / b for a, b in zip(values, times["plain"])] for peer, values in times.items()}
+    row["ratio"] = statistics.median(ratios["sordino"])
+    row["ratios"] = {peer: {"median": statistics.median(r), "min": min(r), "max": max(r)} for peer, r in ratios.items()}
+    return row
+
+
+def peak_memory(name: str, peer: str) -> float:
+    """Peak resident memory in MB that one round adds in a fresh process, over the loaded libraries and data."""
+    code = (
+        "import resource, sys; from sordino.study.bench import peers, workloads;"
+        f"run = peers.find({peer!r})(workloads.prepare(workloads.find({name!r})));"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss; run();"
+        "print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return float(done.stdout.split()[-1])
+
+
+def _meta(repeats: int) -> dict[str, Any]:
+    return {
+        "date": datetime.date.today().isoformat(),
+        "sordino": __version__,
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "cores": os.cpu_count(),
+        "processor": platform.machine(),
+        "python": platform.python_version(),
+        "repeats": repeats,
+    }
+
+
+def comparison(found: dict[str, Any]) -> Table:
+    """The figures as a table: seconds, ratio over plain PyTorch with its spread, memory."""
+    about = found["_meta"]
+    title = f"one round each, median of {about['repeats']}, {about['threads']} threads, torch {about['torch']}"
+    table = Table(title=title, header_style="bold")
+    for column in ("work", "peer", "seconds", "over plain", "spread", "peak MB"):
+        table.add_column(column, justify="left" if column in ("work", "peer") else "right")
+    for name, row in found.items():
+        for peer, ratio in row.get("ratios", {}).items():
+            table.add_row(
+                f"{name}: {row['work']}" if peer == "sordino" else "",
+                peer,
+                f"{row[peer]:.2f}",
+                f"{ratio['median']:.2f}×",
+                f"{ratio['min']:.2f}–{ratio['max']:.2f}",
+                f"{row['peak_mb'][peer]:.0f}" if "peak_mb" in row else "–",
+            )
+    return table
+
+
+def to_text(found: dict[str, Any]) -> str:
+    """The JSON that ``--json`` writes."""
+    return json.dumps(found, indent=1)

@@ -1,0 +1,121 @@
+"""The peers: the same records, the same steps, as one writes them with each library. Each returns "one round"."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from sordino.errors import BadInput
+from sordino.study.bench.ours import sordino
+from sordino.study.bench.workloads import Task
+
+Round = Callable[[], None]
+
+
+def plain(task: Task, channels_last: bool = False) -> Round:
+    """Non-private PyTorch: sequential clients, contiguous tensors, ``torch.optim.SGD``. NOT PRIVATE."""
+    form = torch.channels_last if channels_last else torch.contiguous_format
+    x = task.x.to(memory_format=form) if task.x.dim() == 4 else task.x
+    first = copy.deepcopy(task.model)
+    first.to(memory_format=form)  # type: ignore[call-overload]  # documented, not annotated
+    local = copy.deepcopy(first)
+
+    def run() -> None:
+        total = [torch.zeros_like(p) for p in first.parameters()]
+        for client in range(task.work.clients):
+            local.load_state_dict(first.state_dict())
+            optimizer = torch.optim.SGD(local.parameters(), lr=0.05)
+            own = task.own(client)
+            for batch in task.batches[client]:
+                where = torch.from_numpy(own[batch])
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(local(x[where]), task.y[where]).backward()
+                optimizer.step()
+            _add(total, local, first)
+
+    return run
+
+
+def plain_channels_last(task: Task) -> Round:
+    """Non-private PyTorch with channels last. NOT PRIVATE."""
+    return plain(task, channels_last=True)
+
+
+def opacus(task: Task) -> Round:
+    """Opacus with hooks: per-sample gradients, ``DPOptimizer``."""
+    from opacus import GradSampleModule
+    from opacus.optimizers import DPOptimizer
+
+    first = copy.deepcopy(task.model)
+    local = GradSampleModule(copy.deepcopy(task.model))
+
+    def step(optimizer: Any, x: torch.Tensor, y: torch.Tensor) -> None:
+        nn.functional.cross_entropy(local(x), y).backward()
+        optimizer.step()
+
+    return _opacus_round(task, first, local, DPOptimizer, step, {})
+
+
+def ghost(task: Task) -> Round:
+    """Opacus with ghost clipping: two backward passes, no per-sample gradients."""
+    from opacus.grad_sample.grad_sample_module_fast_gradient_clipping import GradSampleModuleFastGradientClipping
+    from opacus.optimizers.optimizer_fast_gradient_clipping import DPOptimizerFastGradientClipping
+    from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
+
+    first = copy.deepcopy(task.model)
+    local = GradSampleModuleFastGradientClipping(copy.deepcopy(task.model), max_grad_norm=1.0, use_ghost_clipping=True)
+
+    def step(optimizer: Any, x: torch.Tensor, y: torch.Tensor) -> None:
+        loss = DPLossFastGradientClipping(local, optimizer, nn.CrossEntropyLoss(reduction="mean"), "mean")
+        loss(local(x), y).backward()
+        optimizer.step()
+
+    return _opacus_round(task, first, local, DPOptimizerFastGradientClipping, step, {})
+
+
+def _opacus_round(task: Task, first: nn.Module, local: Any, kind: Any, step: Any, options: dict[str, Any]) -> Round:
+    def run() -> None:
+        total = [torch.zeros_like(p) for p in first.parameters()]
+        for client in range(task.work.clients):
+            local._module.load_state_dict(first.state_dict())
+            optimizer = kind(
+                torch.optim.SGD(local.parameters(), lr=0.05),
+                noise_multiplier=task.plan.clients[client].noise,
+                max_grad_norm=1.0,
+                expected_batch_size=task.work.batch,
+                **options,
+            )
+            own = task.own(client)
+            for batch in task.batches[client]:
+                where = torch.from_numpy(own[batch])
+                optimizer.zero_grad()
+                step(optimizer, task.x[where], task.y[where])
+            _add(total, local._module, first)
+
+    return run
+
+
+def _add(total: list[torch.Tensor], local: nn.Module, first: nn.Module) -> None:
+    with torch.no_grad():
+        for t, a, b in zip(total, local.parameters(), first.parameters()):
+            t.add_(a.data - b.data)
+
+
+PEERS: dict[str, Callable[[Task], Round]] = {
+    "sordino": sordino,
+    "plain": plain,
+    "plain-channels-last": plain_channels_last,
+    "opacus": opacus,
+    "ghost": ghost,
+}
+
+
+def find(name: str) -> Callable[[Task], Round]:
+    """A peer by name."""
+    if name not in PEERS:
+        raise BadInput(f"peer {name!r} is unknown: use one of {', '.join(PEERS)}")
+    return PEERS[name]

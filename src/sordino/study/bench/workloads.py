@@ -1,0 +1,91 @@
+"""The workloads: one round each, on random data, the same records for every peer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from sordino import methods, models
+from sordino.errors import BadInput
+from sordino.methods import Plan, Population, Training
+from sordino.privacy.generators import Keyed, Turn
+from sordino.privacy.types import Budget
+
+KEY = "bench"
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One round: ``clients`` × ``steps`` × an expected ``batch``."""
+
+    name: str
+    clients: int
+    steps: int
+    batch: int
+    records: int
+    model: str
+    shape: tuple[int, ...]
+
+    @property
+    def words(self) -> str:
+        """The workload in words."""
+        return f"{self.clients} clients × {self.steps} steps × batch {self.batch}, {self.model}"
+
+
+WORKLOADS = {
+    one.name: one
+    for one in (
+        Workload("W1", 20, 38, 64, 2400, "robust-hdp-cnn", (1, 28, 28)),
+        Workload("W2", 10, 1, 300, 6000, "fedavg-cnn", (1, 28, 28)),
+        Workload("W3", 1, 1, 32, 640, "resnet18-gn", (3, 32, 32)),
+        Workload("W4", 1000, 1, 32, 320, "robust-hdp-cnn", (1, 28, 28)),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Task:
+    """A workload made concrete: data, first model, plan, and the batches every peer must use."""
+
+    work: Workload
+    x: Tensor
+    y: Tensor
+    model: nn.Module
+    plan: Plan
+    batches: list[list[NDArray[np.int64]]]
+
+    def own(self, client: int) -> NDArray[np.int64]:
+        """Positions of a client's records in the pool. Clients of a large workload share one pool, to save memory."""
+        pool = len(self.y) // self.work.records
+        start = (client % pool) * self.work.records
+        return np.arange(start, start + self.work.records)
+
+
+def find(name: str) -> Workload:
+    """A workload by name."""
+    if name not in WORKLOADS:
+        raise BadInput(f"workload {name!r} is unknown: use one of {', '.join(WORKLOADS)}")
+    return WORKLOADS[name]
+
+
+def prepare(work: Workload, pool: int = 40) -> Task:
+    """Random records, the model, dp-fedavg's plan, and one round's batches as sordino's sampler draws them."""
+    generator = torch.Generator().manual_seed(0)
+    records = work.records * min(work.clients, pool)
+    x = torch.randn(records, *work.shape, generator=generator)
+    y = torch.randint(0, 10, (records,), generator=generator)
+    names = tuple(f"client-{i}" for i in range(work.clients))
+    sizes = np.full(work.clients, work.records, dtype=np.int64)
+    population = Population(names, sizes, (Budget(8.0, 1e-5),) * work.clients)
+    training = Training(rounds=1, batch=work.batch, steps=work.steps, lr=0.05, clip=1.0)
+    model = models.build(work.model, work.shape, 10, 0)
+    plan = methods.make_plan(methods.get("dp-fedavg"), training, population, sum(p.numel() for p in model.parameters()), 0)
+    source = Keyed(KEY)
+    batches = [
+        source.batches(Turn(c.name, 1), "gradient", c.terms.sampling, c.records, c.terms.count) for c in plan.clients
+    ]
+    return Task(work, x, y, model, plan, batches)
