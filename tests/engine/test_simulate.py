@@ -168,5 +168,5 @@ def test_a_killed_run_resumes_to_the_same_weights_and_the_same_charges(digits, t
 
 
 def test_a_diverging_run_stops_with_a_clear_message(digits):
-    with pytest.raises(sd.SordinoError, match="diverged; use a smaller training.lr"):
+    with pytest.raises(sd.SordinoError, match=r"diverged; use a smaller training\.lr"):
         sd.train(digits, "logistic", "fedavg", rounds=3, lr=1e30, server_lr=1e30, rate=0.5)

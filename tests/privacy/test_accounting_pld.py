@@ -188,12 +188,18 @@ def test_the_adding_direction_counts_where_it_is_the_worse_one():
         (0.5, 1e-5, 10**6, 1e-5),
         (40.0, 1e-5, 50_000, 5e-11),
         (2.0, 0.1, 1, 0.4),
-        (0.00416551, 0.001393, 13992, 0.00181289),
     ],
 )
 def test_far_corners_give_a_finite_bound_no_larger_than_renyi(noise, rate, steps, delta):
     spent = epsilon(noise, delta, rate, steps)
     assert 0.0 <= spent <= epsilon(noise, delta, rate, steps, accountant="rdp") * 1.001
+
+
+def test_a_window_that_sees_nothing_is_not_mistaken_for_a_small_epsilon():
+    """A record is sampled 1.4 times on average and each time loses about 1/(2z²) = 1250: ε has to be of that order."""
+    rate, steps, noise, delta = 0.0014, 1000, 0.02, 1e-3
+    at_least = 4 * 0.5 / noise**2  # five or more samplings happen with probability 0.014 > δ
+    assert at_least < epsilon(noise, delta, rate, steps) < 20 * at_least
 
 
 def test_epsilon_grows_with_steps_and_falls_with_noise():

@@ -45,7 +45,7 @@ def scalar_piece(values: Tensor, owner: Tensor | None, rows: int, spread: Callab
 
 
 def capped_loss(bound: float | None = None) -> Question:
-    """Σ min(max(0, F_j), C_l): how badly the model does on a batch. C_l is ``bound``, or broadcast as ``loss_bound``."""
+    """Σ min(max(0, F_j), C_l), how badly the model does on a batch; C_l is ``bound``, or broadcast ``loss_bound``."""
 
     def limit(public: Public) -> float:
         return float(public["loss_bound"]) if bound is None else bound

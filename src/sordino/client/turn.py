@@ -66,7 +66,8 @@ def take_turn(
     for step in range(rows.steps):
         pieces = _pieces(work, rows, step, carried.value[0], public)
         released = gate.release(permit, step, pieces, bounds, width)
-        carried = derive("weights", lambda c, g: work.local.update(c[0], c[1], g, public), carried, released["gradient"])
+        gradient = released["gradient"]
+        carried = derive("weights", lambda c, g: work.local.update(c[0], c[1], g, public), carried, gradient)
         for what, heard in answers.items():
             heard.append(released[what])
     ended = derive("upload", lambda c, w: work.local.finish(c[0], w, c[1], public), carried, start)

@@ -76,7 +76,8 @@ def audit_method(method: str | Method, trial: Trial = Trial(), seed: int = 0) ->
 
     training = Training(rounds=trial.rounds, rate=trial.rate, steps=trial.steps, lr=1.0, clip=1.0)
     budget = Budget(trial.epsilon, trial.delta)
-    plan = make_plan(chosen, training, Population(("canaries",), np.array([trial.canaries]), (budget,)), trial.canaries, seed)
+    population = Population(("canaries",), np.array([trial.canaries]), (budget,))
+    plan = make_plan(chosen, training, population, trial.canaries, seed)
     verdict = audit(mechanism, plan.clients[0].epsilon, trial.delta, trial.canaries, seed)
     return replace(verdict, claimed=spent[0])
 

@@ -74,7 +74,8 @@ class Plan:
 
     def variances(self) -> NDArray[np.float64]:
         """Declared variance of one coordinate of each client's update: σ_i² = K_i (η C z_i S / b_i)²."""
-        return np.array([c.terms.count * (self.training.lr * self.training.clip * _noise_on_mean(c)) ** 2 for c in self.clients])
+        reach = self.training.lr * self.training.clip
+        return np.array([c.terms.count * (reach * _noise_on_mean(c)) ** 2 for c in self.clients])
 
     def noise_to_signal(self, dimension: int) -> NDArray[np.float64]:
         """How much larger than the largest possible signal a client's noise is: z S √d / (b √K).

@@ -12,9 +12,9 @@ from sordino.client.ask import capped_loss
 from sordino.client.clip import flat
 from sordino.client.local import sgd
 from sordino.errors import BadInput
+from sordino.methods import selection
 from sordino.methods.asking import Ask
 from sordino.methods.method import Calibrate, Method
-from sordino.methods import selection
 from sordino.server import after, rules
 
 _METHODS: dict[str, Method] = {}

@@ -45,8 +45,10 @@ def everyone() -> Selection:
 
     def schedule(s: Setting) -> Schedule:
         if s.training.select is not None:
-            raise BadInput("training.select does not go with a method that asks everyone: drop it, or choose a method "
-                           "that draws clients, such as 'unbiased' or 'privacy-aware'")
+            raise BadInput(
+                "training.select does not go with a method that asks everyone: drop it, or choose a method "
+                "that draws clients, such as 'unbiased' or 'privacy-aware'"
+            )
         return select.everyone(len(s.population.names), s.training.rounds)
 
     return Selection("everyone", schedule)

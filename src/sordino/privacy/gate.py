@@ -11,6 +11,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+
 import torch
 from torch import Tensor
 
@@ -18,7 +19,6 @@ from sordino.errors import BadInput, SordinoError
 from sordino.privacy.generators import Source, Turn
 from sordino.privacy.ledger import Charge, Ledger
 from sordino.privacy.types import _SEAL, Adjacency, Event, Release, Sampling, joined
-
 
 UNDERFLOW = 1e-15
 """Added to norms before bounding: squares of entries below 1e-19 vanish in float32, and a huge factor must not

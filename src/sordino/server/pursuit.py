@@ -23,7 +23,6 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +30,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sordino.server.columns import Matrix, as_columns, check_finite, inverse_weights, like, row_blocks
+from sordino.server.columns import Matrix, as_columns, check_finite, inverse_weights, like, one_thread, row_blocks
 from sordino.server.facts import Array
 
 RELAXATION = 1.6
@@ -151,20 +150,9 @@ def solve(
         settled = (0, 0.0, 0.0, 0.0, 0.0, True)
         still = torch.zeros(width, width, dtype=torch.float64)
         return Pursuit(zero, zero, nothing, inverse_weights(nothing), nothing, nothing, *settled, chosen, still)
-    with _one_thread():
+    with one_thread():
         work = _Work(columns, lam, 0.5 * scale, start)
         return _finish(work, _iterate(work, tolerance, residual, iterations), chosen, parts)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Blocks that fit the cache are too small to share: on a busy machine threads wait for each other 10 to 100×."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _typical_entry(columns: Tensor) -> float:

@@ -76,27 +76,26 @@ def comparison_table(results: list[dict[str, Any]]) -> Table:
     runs = max((row["runs"] for row in summary(results)), default=1)
     title = f"mean ± deviation over {runs} seeds" if runs > 1 else "final figures"
     table = Table(title=title, header_style="bold", box=SIMPLE_HEAD)
-    for column in ("method", "private", "accuracy %", "worst %", "loss", "Ψ", "budget used", "s"):
+    for column in ("method", "accuracy", "worst", "loss", "Ψ", "budget", "s"):
         table.add_column(column, justify="left" if column == "method" else "right", no_wrap=column == "method")
 
     def shown(row: dict[str, Any], key: str, percent: bool) -> str:
         if row[key] is None:
             return "–"
-        scale, form = (100, ".1f") if percent else (1, ".3g")
+        scale, form, unit = (100, ".1f", " %") if percent else (1, ".3g", "")
         text = f"{row[key] * scale:{form}}"
         deviation = row[f"{key}_deviation"]
-        return text if deviation is None else f"{text} ± {deviation * scale:{form}}"
+        return (text if deviation is None else f"{text} ± {deviation * scale:{form}}") + unit
 
     for row in summary(results):
         share = row["largest_share_spent"]
         table.add_row(
-            row["method"],
-            "yes" if row["private"] else "[bold red]NOT PRIVATE[/bold red]",
+            row["method"] if row["private"] else f"{row['method']} [bold red]NOT PRIVATE[/bold red]",
             shown(row, "accuracy", True),
             shown(row, "worst_accuracy", True),
             shown(row, "loss", False),
             shown(row, "psi", False),
-            "–" if share is None else f"{share * 100:.1f} %",
+            "–" if share is None else f"{share * 100:.0f} %",
             f"{row['seconds']:.1f}",
         )
     return table

@@ -57,5 +57,5 @@ def _line(record: dict[str, Any]) -> str:
         parts.append(f"loss {record['loss']:.3f}")
     spent = record.get("spent_epsilon")
     if spent:
-        parts.append(f"ε spent {spent['min']:.2f}/{spent['median']:.2f}/{spent['max']:.2f} (min/median/max)")
+        parts.append(f"ε {spent['min']:.2f}/{spent['median']:.2f}/{spent['max']:.2f}")
     return "  ".join(parts)

@@ -8,7 +8,8 @@ import math
 import os
 import tempfile
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,9 @@ from sordino.privacy.types import Budget
 from sordino.study.folder import Folder, planned_noises
 from sordino.study.result import build_result, load_run, save_run, to_json
 from sordino.study.view import PlanView
+
+SMALL_STEP = 500_000
+"""Parameters × records of a step below which one thread is faster than two."""
 
 SHOWN_CLIENTS = 100
 """Above this many clients the running ε is left out of the rounds: it is shown at the end, by the ledger."""
@@ -232,11 +236,12 @@ def _train(
     if state is None:
         first = ready.engine.flatten(ready.template).to(device)
         state = Checkpoint(0, first, first)
-    for now in simulate(setup, state):
-        if folder:
-            folder.keep(now)
-        for callback in callbacks:
-            callback(now.history[-1])
+    with threads_for(plan, ready.engine.dimension):
+        for now in simulate(setup, state):
+            if folder:
+                folder.keep(now)
+            for callback in callbacks:
+                callback(now.history[-1])
     study = ready.study if name is None else {"name": name, **ready.study}
     result = build_result(study, plan, state, book if private else None, run, ready.seed, setup.observer)
     if private:
@@ -245,6 +250,18 @@ def _train(
     if folder:
         folder.finish(result, done.weights)
     return done
+
+
+@contextmanager
+def threads_for(plan: Plan, dimension: int) -> Iterator[None]:
+    """One thread for small work: where a step is shorter than waking a second thread, that thread only costs."""
+    before = torch.get_num_threads()
+    if dimension * max(c.terms.divisor for c in plan.clients) < SMALL_STEP:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def open_accounts(book: Ledger, plan: Plan, run: str) -> dict[str, int]:

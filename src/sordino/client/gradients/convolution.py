@@ -64,7 +64,7 @@ class ConvLayer:
         if tape.stacked:
             out, saved = self._stacked_forward(x4, weight, bias)
         elif isinstance(self.way, ways.Planes) and x4.device.type == "cpu":
-            out, saved = self.way.forward(x4, weight, bias, tape.workspace.take, self.name)
+            out, saved = self.way.forward(x4, weight, bias, tape.scratch.take, self.name)
         else:
             out = functional.conv2d(
                 x4, _channels_last(weight), bias, self.geometry.stride, self.geometry.padding,

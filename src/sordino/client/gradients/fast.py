@@ -2,28 +2,45 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
 
 from sordino.client.gradients.convolution import ConvLayer
 from sordino.client.gradients.layout import dimension_of, flatten, layout_of, load
 from sordino.client.gradients.losses import Loss
 from sordino.client.gradients.segments import Segments
 from sordino.client.gradients.shadow import shadow_of
-from sordino.client.gradients.tape import Layer, Recorded, Sums, Tape, Workspace
+from sordino.client.gradients.tape import Batch, Held, Layer, Recorded, Sums, Tape, Workspace
+from sordino.client.gradients.threads import spread, workers
 from sordino.client.gradients.types import Graded, LayerPlan, Slot
 
 BLOCK_BYTES = 8 * 2**20
+SMALLEST_BLOCK = 16
 Window = tuple[Tensor, int, int]
+T = TypeVar("T")
+
+
+class _Own(threading.local):
+    """What every thread has for itself: buffers, the pass under way, and how many batches it has graded."""
+
+    def __init__(self) -> None:
+        self.held = Workspace()
+        self.scratch = Workspace()
+        self.tape: Tape | None = None
+        self.calls = 0
 
 
 class Fast:
     """One forward pass, one backward pass for activations, and per layer the cheapest way to norms and sums.
 
-    On a CPU a batch passes in blocks of records whose activations fit the cache, and rows with weights of their own
-    pass one after the other where the model has convolutions; else rows are stacked.
+    On a CPU a model with convolutions passes over a batch in blocks of records with common weights whose activations
+    fit the cache, as many blocks at once as torch has threads; elsewhere rows are stacked. An engine may be used from
+    several threads: each has buffers of its own.
     """
 
     def __init__(self, model: nn.Module, loss: Loss) -> None:
@@ -31,9 +48,8 @@ class Fast:
         self._loss = loss
         self._shadow, self._layers = shadow_of(model, self._slots, self._run_layer)
         self._convolves = any(isinstance(layer, ConvLayer) for layer in self._layers)
-        self._tape: Tape | None = None
-        self._workspace = Workspace()
-        self._calls = 0
+        self._draws = any(isinstance(module, _DropoutNd) for module in model.modules())
+        self._own = _Own()
         self._volume = 0
         self._anchor = torch.zeros((), requires_grad=True)
 
@@ -63,115 +79,130 @@ class Fast:
         """Grade rows of records, each row under its own parameters."""
         segments = Segments.regular(y.shape[0], y.shape[1])
         graded = self._grade(self._windows(params, segments), x.flatten(0, 1), y.flatten(0, 1), segments, mask)
+        graded.losses, graded.norms = graded.losses.view(y.shape), graded.norms.view(y.shape)
         return graded
 
     def shared(self, params: Tensor, x: Tensor, y: Tensor, rows_of: Tensor, rows: int) -> Graded:
         """Grade a ragged batch under one vector of parameters."""
         segments = Segments.ragged(rows_of, rows)
-        graded = self._grade(self._blocks(params, 0, segments.records), x, y, segments, None)
-        graded.losses, graded.norms = graded.losses.flatten(), graded.norms.flatten()
-        return graded
+        return self._grade(self._blocks(params, 0, segments.records), x, y, segments, None)
 
     def losses(self, params: Tensor, x: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
         """Per-record losses, forward only."""
         segments = Segments.regular(y.shape[0], y.shape[1])
-        out = params.new_zeros(segments.records)
         flat_x, flat_y = x.flatten(0, 1), y.flatten(0, 1)
-        with torch.no_grad():
-            for weights, start, stop in self._windows(params, segments):
-                tape = Tape(weights, out, self._workspace, window=(start, stop))
-                out[start:stop] = self._loss(self._run(tape, flat_x[start:stop]), flat_y[start:stop])
+        out = torch.zeros(segments.records, dtype=params.dtype, device=params.device)
+
+        def one(window: Window) -> None:
+            _, start, stop = window
+            out[start:stop] = self._loss(self._evaluated(window, flat_x), flat_y[start:stop])
+
+        self._each(one, self._windows(params, segments))
         out = out.view(y.shape)
         return out if mask is None else torch.where(mask, out, torch.zeros_like(out))
 
     def predict(self, flat: Tensor, x: Tensor) -> Tensor:
         """Outputs for evaluation."""
+        was_training = self._shadow.training
         self._shadow.eval()
         try:
-            with torch.no_grad():
-                parts = [
-                    self._run(Tape(weights, x, self._workspace, window=(a, b)), x[a:b])
-                    for weights, a, b in self._blocks(flat, 0, max(1, x.shape[0]))
-                ]
+            return torch.cat(self._each(lambda window: self._evaluated(window, x), self._blocks(flat, 0, x.shape[0])))
         finally:
-            self._shadow.train()
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+            self._shadow.train(was_training)
+
+    def _evaluated(self, window: Window, x: Tensor) -> Tensor:
+        weights, start, stop = window
+        with torch.no_grad():
+            return self._run(Tape(weights, Batch(x, self._own.held), (start, stop), self._own.scratch), x[start:stop])
+
+    def _each(self, work: Callable[[Window], T], windows: list[Window]) -> list[T]:
+        """Work on every window; one after the other where the model draws random numbers or runs on a GPU."""
+        if self._draws or not windows or windows[0][0].device.type != "cpu":
+            return [work(window) for window in windows]
+        return spread(work, windows)
 
     def _windows(self, params: Tensor, segments: Segments) -> list[Window]:
         """Passes over rows with weights of their own."""
         if segments.rows > 1 and not (self._convolves and params.device.type == "cpu"):
-            return [(params, 0, segments.records)] if segments.records else []
-        return [each for row, a, b in segments.pieces() for each in self._blocks(params[row], a, b)]
+            return [(params, 0, segments.records)]
+        blocks = [each for row, a, b in segments.pieces() for each in self._blocks(params[row], a, b)]
+        return blocks or [(params[0], 0, 0)]
 
     def _blocks(self, weights: Tensor, start: int, stop: int) -> list[Window]:
-        """Passes over records that share weights: equal blocks whose activations stay in the cache."""
-        if weights.device.type != "cpu" or not self._convolves or not self._volume:
-            return [(weights, start, stop)] if stop > start else []
-        most = max(16, BLOCK_BYTES // (weights.element_size() * self._volume))
-        passes = -(-(stop - start) // most)
-        size = -(-(stop - start) // max(1, passes))
-        return [(weights, a, min(stop, a + size)) for a in range(start, stop, max(1, size))]
+        """Passes over records with common weights: equal blocks whose activations stay in the cache."""
+        records = stop - start
+        if records == 0 or weights.device.type != "cpu" or not self._convolves:
+            return [(weights, start, stop)]
+        most = max(SMALLEST_BLOCK, BLOCK_BYTES // (weights.element_size() * max(1, self._volume)))
+        passes = max(-(-records // most), min(workers(), records // SMALLEST_BLOCK), 1)
+        size = -(-records // passes)
+        return [(weights, a, min(stop, a + size)) for a in range(start, stop, size)]
 
     def _run_layer(self, layer: Layer, x: Tensor) -> Tensor:
-        if self._tape is None:
+        tape = self._own.tape
+        if tape is None:
             raise RuntimeError("a recorded layer ran outside its engine")
         if not torch.is_grad_enabled():
-            return layer.forward(x, self._tape)[0]
-        out: Tensor = Recorded.apply(x, self._anchor, layer, self._tape)  # type: ignore[no-untyped-call]
+            return layer.forward(x, tape)[0]
+        out: Tensor = Recorded.apply(x, self._anchor, layer, tape)  # type: ignore[no-untyped-call]
         return out
 
     def _run(self, tape: Tape, x: Tensor) -> Tensor:
         if x.dim() == 4 and x.device.type == "cpu":
             x = x.contiguous(memory_format=torch.channels_last)
-        self._tape = tape
+        self._own.tape = tape
         try:
             out: Tensor = self._shadow(x)
         finally:
-            self._tape = None
+            self._own.tape = None
         return out
 
     def _grade(
         self, windows: list[Window], x: Tensor, y: Tensor, segments: Segments, mask: Tensor | None
     ) -> Graded:
-        self._calls += 1
-        ticket = self._calls
-        params = windows[0][0] if windows else x
-        losses = torch.zeros(segments.records, dtype=params.dtype, device=x.device)
-        squares = torch.zeros_like(losses)
-        held: dict[str, dict[str, Tensor]] = {}
-        for weights, start, stop in windows:
-            tape = Tape(weights, squares, self._workspace, held, (start, stop))
+        own = self._own
+        own.calls += 1
+        ticket = own.calls
+        losses = torch.zeros(segments.records, dtype=windows[0][0].dtype, device=x.device)
+        batch = Batch(torch.zeros_like(losses), own.held)
+
+        def one(window: Window) -> None:
+            weights, start, stop = window
+            tape = Tape(weights, batch, (start, stop), self._own.scratch)
             with torch.enable_grad():
                 each = self._loss(self._run(tape, x[start:stop]), y[start:stop])
                 torch.autograd.grad(each.sum(), self._anchor, allow_unused=True)
             losses[start:stop] = each.detach()
             self._volume = self._volume or tape.volume // (stop - start)
-        finite = torch.isfinite(losses) & torch.isfinite(squares)
-        norms = torch.where(finite, squares.sqrt_(), torch.full_like(squares, torch.inf))
-        shape = (segments.rows, segments.width) if mask is not None or segments.width else (segments.records,)
-        losses, norms = losses.view(shape), norms.view(shape)
+
+        if segments.records:
+            self._each(one, windows)
+        finite = torch.isfinite(losses) & torch.isfinite(batch.squares)
+        norms = torch.where(finite, batch.squares.sqrt(), torch.full_like(losses, torch.inf))
         if mask is not None:
-            losses = torch.where(mask, losses, torch.zeros_like(losses))
-            norms = torch.where(mask, norms, torch.zeros_like(norms))
-        puller = self._puller(held, finite, segments)
-        return Graded(losses, norms, puller, (segments.rows, self.dimension), lambda: ticket == self._calls)
+            losses, norms = (torch.where(mask.flatten(), each, torch.zeros_like(each)) for each in (losses, norms))
+        puller = self._puller(batch.held, finite, segments)
+        return Graded(losses, norms, puller, (segments.rows, self.dimension), lambda: ticket == own.calls)
 
     def _puller(
-        self, held: dict[str, dict[str, Tensor]], finite: Tensor, segments: Segments
+        self, held: dict[str, Held], finite: Tensor, segments: Segments
     ) -> Callable[[Tensor, Tensor], None]:
         # On a CPU the question is free; on a GPU asking would wait for the device, so everything is scrubbed.
         scrub = finite.device.type != "cpu" or not bool(finite.all())
 
+        def pull_rows(factors: Tensor, out: Tensor, some: Segments, records: slice) -> None:
+            for layer in self._layers:
+                if layer.name in held:
+                    own = {key: each[records] for key, each in held[layer.name].items()}
+                    if scrub:
+                        own = {key: _scrubbed(each, finite[records]) for key, each in own.items()}
+                    layer.pull(factors[records], own, some, Sums(out))
+
         def pull(factors: Tensor, out: Tensor) -> None:
             if len(held) < len(self._layers):
                 out.zero_()
-            sums = Sums(out)
-            for layer in self._layers:
-                if layer.name in held:
-                    own = held[layer.name]
-                    if scrub:
-                        own = {key: _scrubbed(each, finite) for key, each in own.items()}
-                    layer.pull(factors, own, segments, sums)
+            parts = segments.split(workers() if out.device.type == "cpu" else 1)
+            spread(lambda part: pull_rows(factors, out[part[0]], part[1], part[2]), parts)
 
         return pull
 

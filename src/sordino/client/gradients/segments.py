@@ -50,6 +50,17 @@ class Segments:
         """``(row, start, stop)`` of every row that has records."""
         return [(row, a, b) for row, (a, b) in enumerate(zip(self.bounds, self.bounds[1:])) if b > a]
 
+    def split(self, parts: int) -> list[tuple[slice, Segments, slice]]:
+        """Consecutive rows in so many parts of about equal size: the rows, their own segments, their records."""
+        parts = max(1, min(parts, self.rows))
+        cuts = [part * self.rows // parts for part in range(parts + 1)]
+        out = []
+        for first, last in zip(cuts, cuts[1:]):
+            start, stop = self.bounds[first], self.bounds[last]
+            bounds = tuple(bound - start for bound in self.bounds[first : last + 1])
+            out.append((slice(first, last), Segments(bounds, self.width), slice(start, stop)))
+        return out
+
     def weighted(self, factors: Tensor, values: Tensor, out: Tensor) -> None:
         """Σ_j factors_j · values_j per row: ``[n]``, ``[n, p]`` into ``out[rows, p]``."""
         if self._one_product(out):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -54,6 +55,32 @@ class Workspace:
         return flat[:size].view(shape)
 
 
+class Batch:
+    """What the passes over one batch leave behind, filled window by window, possibly from several threads.
+
+    Attributes
+    ----------
+    squares
+        ‖g_j‖² of every record, ``[n]``, summed over layers as the backward passes go.
+    held
+        Per layer, tensors with the records as first axis, from which the weighted sums are computed.
+    """
+
+    def __init__(self, squares: Tensor, workspace: Workspace) -> None:
+        self.squares = squares
+        self.held: dict[str, Held] = {}
+        self._workspace = workspace
+        self._lock = threading.Lock()
+
+    def room(self, layer: str, key: str, tail: tuple[int, ...], like: Tensor) -> Tensor:
+        """Space ``[n, *tail]`` held under a layer's key, the same for all windows."""
+        with self._lock:
+            own = self.held.setdefault(layer, {})
+            if key not in own:
+                own[key] = self._workspace.take(f"{layer}/{key}", (self.squares.shape[0], *tail), like)
+            return own[key]
+
+
 @dataclass
 class Tape:
     """State of one pass over a window of a batch.
@@ -63,23 +90,20 @@ class Tape:
     params
         ``[d]`` when the records of the window share one vector of weights, else ``[rows, d]`` with the same number
         of records in every row.
-    squares
-        ‖g_j‖² of the whole batch, ``[n]``, summed over layers as the backward passes go.
-    held
-        Per layer, tensors of the whole batch with the records as first axis, from which the sums are computed.
     window
         The records of this pass, ``start .. stop``.
+    scratch
+        Buffers of this thread, free again after the pass.
     used
-        How often each layer ran in this pass.
+        How often each layer ran.
     volume
-        Numbers the layers of this pass have put out.
+        Numbers the layers have put out.
     """
 
     params: Tensor
-    squares: Tensor
-    workspace: Workspace
-    held: dict[str, Held] = field(default_factory=dict)
-    window: tuple[int, int] = (0, 0)
+    batch: Batch
+    window: tuple[int, int]
+    scratch: Workspace
     used: dict[str, int] = field(default_factory=dict)
     volume: int = 0
 
@@ -102,20 +126,16 @@ class Tape:
 
     def add_squares(self, squares: Tensor) -> None:
         """Add a layer's squared norms of the window's records."""
-        self.squares[self.window[0] : self.window[1]] += squares
+        self.batch.squares[self.window[0] : self.window[1]] += squares
 
     def room(self, layer: str, key: str, tail: tuple[int, ...], like: Tensor) -> Tensor:
-        """Space for the window's records ``[window, *tail]`` in a tensor held for the whole batch."""
-        held = self.held.setdefault(layer, {})
-        if key not in held:
-            shape = (self.squares.shape[0], *tail)
-            held[key] = self.workspace.take(f"{layer}/{key}", shape, like)
-        return held[key][self.window[0] : self.window[1]]
+        """Space for the window's records, ``[window, *tail]``, in a tensor held for the whole batch."""
+        return self.batch.room(layer, key, tail, like)[self.window[0] : self.window[1]]
 
     def hold(self, layer: str, key: str, values: Tensor) -> None:
         """Hold values of the window's records; by reference where the window is the whole batch."""
-        if values.shape[0] == self.squares.shape[0]:
-            self.held.setdefault(layer, {})[key] = values
+        if values.shape[0] == self.batch.squares.shape[0]:
+            self.batch.held.setdefault(layer, {})[key] = values
         else:
             self.room(layer, key, tuple(values.shape[1:]), values).copy_(values)
 

@@ -68,8 +68,8 @@ class Graded:
             raise SordinoError("this graded batch is stale: pull before calling its engine again")
         if out is None:
             out = torch.empty(self._shape, dtype=self.norms.dtype, device=self.norms.device)
-        usable = torch.isfinite(self.norms) & (self.norms > 0)
         with torch.no_grad():
+            usable = torch.isfinite(self.norms) & (self.norms > 0)
             self._pull(torch.where(usable, factors, torch.zeros_like(self.norms)).reshape(-1), out)
         return out
 

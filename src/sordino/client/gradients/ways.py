@@ -101,7 +101,7 @@ class RowWindows:
         high, wide = self.geometry.output(saved[0].shape[2], saved[0].shape[3])
         windows = row_windows(last_padded(saved[0], self.geometry), kw, wide).flatten(1, 2)
         turned = dy.transpose(1, 2)
-        squares = torch.zeros_like(tape.squares[tape.window[0] : tape.window[1]])
+        squares = dy.new_zeros(dy.shape[0])
         for row in range(kh):
             grads = tape.room(layer, f"row{row}", (dy.shape[2], windows.shape[2]), dy)
             torch.bmm(turned, windows[:, row * wide : (row + high) * wide], out=grads)
@@ -145,7 +145,7 @@ class Planes:
 
     def record(self, layer: str, saved: Saved, dy: Tensor, tape: Tape) -> None:
         """One product per record."""
-        planes = saved[1] if len(saved) > 1 else self._planes(saved[0], tape.workspace.take, layer)
+        planes = saved[1] if len(saved) > 1 else self._planes(saved[0], tape.scratch.take, layer)
         flat = planes.flatten(1, 3).flatten(2)
         grads = tape.room(layer, "grads", (flat.shape[1], dy.shape[2]), dy)
         torch.bmm(flat, dy, out=grads)

@@ -83,7 +83,8 @@ def prepare(work: Workload, pool: int = 40) -> Task:
     population = Population(names, sizes, (Budget(8.0, 1e-5),) * work.clients)
     training = Training(rounds=1, batch=work.batch, steps=work.steps, lr=0.05, clip=1.0)
     model = models.build(work.model, work.shape, 10, 0)
-    plan = methods.make_plan(methods.get("dp-fedavg"), training, population, sum(p.numel() for p in model.parameters()), 0)
+    dimension = sum(p.numel() for p in model.parameters())
+    plan = methods.make_plan(methods.get("dp-fedavg"), training, population, dimension, 0)
     source = Keyed(KEY)
     batches = [
         source.batches(Turn(c.name, 1), "gradient", c.terms.sampling, c.records, c.terms.count) for c in plan.clients
