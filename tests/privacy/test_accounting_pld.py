@@ -10,6 +10,7 @@ from scipy.special import gammaln, logsumexp
 from scipy.stats import norm
 
 from sordino.privacy.accounting import composed_epsilon, epsilon
+from sordino.privacy.accounting.crossing import Guess, _first_below, crossing
 from sordino.privacy.accounting.lattice import discretise, extent
 from sordino.privacy.accounting.parts import Kind, Part
 from sordino.privacy.types import Adjacency, Event, Sampling
@@ -195,11 +196,26 @@ def test_far_corners_give_a_finite_bound_no_larger_than_renyi(noise, rate, steps
     assert 0.0 <= spent <= epsilon(noise, delta, rate, steps, accountant="rdp") * 1.001
 
 
-def test_a_window_that_sees_nothing_is_not_mistaken_for_a_small_epsilon():
-    """A record is sampled 1.4 times on average and each time loses about 1/(2z²) = 1250: ε has to be of that order."""
-    rate, steps, noise, delta = 0.0014, 1000, 0.02, 1e-3
-    at_least = 4 * 0.5 / noise**2  # five or more samplings happen with probability 0.014 > δ
-    assert at_least < epsilon(noise, delta, rate, steps) < 20 * at_least
+@pytest.mark.parametrize(("rate", "noise", "steps", "delta"), [(0.05, 2.0, 268, 1e-5), (0.0014, 0.05, 1000, 1e-3)])
+def test_a_wrong_guess_costs_time_but_never_an_epsilon_that_is_too_small(rate, noise, steps, delta):
+    part = Part(Kind.POISSON, rate, noise, steps)
+    truth = epsilon(noise, delta, rate, steps)
+    low, high = extent(part, 1e-5 * delta / steps, 10 * truth)
+    lattice = discretise(part, max(2e-3, (high - low) / 20_000), low, high)
+    sides = set()
+    for tilt in np.geomspace(0.01, 100.0, 9) / truth:
+        for factor in (0.0, 0.1, 0.5, 1.0, 2.0, 10.0):
+            found, side = crossing([lattice], [steps], delta, Guess(tilt, factor * truth, truth / 4))
+            sides.add(side)
+            # Side 0 claims ε = found, side −1 claims ε ≤ found; side 1 claims nothing.
+            assert side == 1 or found >= truth * (1 - 1e-4), (tilt, factor, side)
+    assert sides == {-1, 0, 1}, "the guesses are wrong in every way there is"
+
+
+def test_a_divergence_that_never_falls_to_the_target_has_no_crossing():
+    assert _first_below(lambda k: 2.0 - k / 1000, 0.5, 1000) is None
+    assert _first_below(lambda k: 2.0 - k / 1000, 1.5, 1000)[0] == 500
+    assert _first_below(lambda k: 2.0 - k / 1000, 2.5, 1000)[0] == 0
 
 
 def test_epsilon_grows_with_steps_and_falls_with_noise():

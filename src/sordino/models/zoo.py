@@ -61,7 +61,7 @@ def random_features(shape: Shape, classes: int | None, hidden: int = 128) -> nn.
 
 def cnn_small(shape: Shape, classes: int | None) -> nn.Module:
     """Two 3×3 convolutions of 16 and 32 channels, each halved by max-pooling; for 8×8 digits and 28×28 images."""
-    channels, height, width = _image(shape, 4, "cnn-small")
+    channels, height, width = image_size(shape, 4, "cnn-small")
     return nn.Sequential(
         nn.Conv2d(channels, 16, 3, padding=1),
         nn.ReLU(),
@@ -76,7 +76,7 @@ def cnn_small(shape: Shape, classes: int | None) -> nn.Module:
 
 def robust_hdp_cnn(shape: Shape, classes: int | None) -> nn.Module:
     """Table 3 of the Robust-HDP appendix, without its ReLU on the logits; 28,938 parameters on 1×28×28."""
-    channels, height, width = _image(shape, 4, "robust-hdp-cnn")
+    channels, height, width = image_size(shape, 4, "robust-hdp-cnn")
     return nn.Sequential(
         nn.Conv2d(channels, 16, 5, padding=2),
         nn.ReLU(),
@@ -91,7 +91,7 @@ def robust_hdp_cnn(shape: Shape, classes: int | None) -> nn.Module:
 
 def tramer_mnist(shape: Shape, classes: int | None) -> nn.Module:
     """The MNIST network of Tramèr and Boneh (2021); 26,010 parameters on 1×28×28."""
-    channels, height, width = _image(shape, 20, "tramer-mnist")
+    channels, height, width = image_size(shape, 20, "tramer-mnist")
     sides = [_after(_after(side, 8, 2, 2) - 1, 4, 2, 0) - 1 for side in (height, width)]
     return nn.Sequential(
         nn.Conv2d(channels, 16, 8, stride=2, padding=2),
@@ -109,7 +109,7 @@ def tramer_mnist(shape: Shape, classes: int | None) -> nn.Module:
 
 def tramer_cifar(shape: Shape, classes: int | None) -> nn.Module:
     """The CIFAR-10 network of Tramèr and Boneh (2021) with tanh; 550,570 parameters on 3×32×32."""
-    channels, height, width = _image(shape, 8, "tramer-cifar")
+    channels, height, width = image_size(shape, 8, "tramer-cifar")
     layers: list[nn.Module] = []
     for wide in (32, 64, 128):
         layers += [nn.Conv2d(channels, wide, 3, padding=1), nn.Tanh()]
@@ -121,7 +121,7 @@ def tramer_cifar(shape: Shape, classes: int | None) -> nn.Module:
 
 def fedavg_cnn(shape: Shape, classes: int | None) -> nn.Module:
     """The FedAvg network as FedFDP uses it; 582,026 parameters on 1×28×28 and 878,538 on 3×32×32."""
-    channels, height, width = _image(shape, 16, "fedavg-cnn")
+    channels, height, width = image_size(shape, 16, "fedavg-cnn")
     sides = [((side - 4) // 2 - 4) // 2 for side in (height, width)]
     return nn.Sequential(
         nn.Conv2d(channels, 32, 5),
@@ -137,7 +137,7 @@ def fedavg_cnn(shape: Shape, classes: int | None) -> nn.Module:
     )
 
 
-def _image(shape: Shape, smallest: int, name: str) -> tuple[int, int, int]:
+def image_size(shape: Shape, smallest: int, name: str) -> tuple[int, int, int]:
     """Channels, height and width, or a refusal that says what the network needs."""
     if len(shape) != 3 or min(shape[1:]) < smallest:
         raise BadInput(

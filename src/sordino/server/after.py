@@ -1,4 +1,4 @@
-"""What the server does with the combined update: (weights, delta, state, **options) → (weights, weights to show, state).
+"""The server's step with the combined update: (weights, delta, state, **options) → (weights, weights to show, state).
 
 All of it is post-processing of releases, so it is free. ``beta`` adds momentum to any of them; the weights to show are
 what is evaluated and handed out, and never what clients start from.

@@ -13,6 +13,9 @@ from sordino.client.gradients.tape import Held, Saved, Sums, Tape
 from sordino.client.gradients.types import LayerPlan, Slot
 
 
+SMALL_IMAGE = 16  # at so few positions the native kernels prefer channels first
+
+
 class ConvLayer:
     """A convolution over two axes (one axis is a height of 1), padded with zeros.
 
@@ -66,9 +69,10 @@ class ConvLayer:
         elif isinstance(self.way, ways.Planes) and x4.device.type == "cpu":
             out, saved = self.way.forward(x4, weight, bias, tape.scratch.take, self.name)
         else:
+            if x4.shape[2] * x4.shape[3] <= SMALL_IMAGE:
+                saved = (x4 := x4.contiguous(),)
             out = functional.conv2d(
-                x4, _channels_last(weight), bias, self.geometry.stride, self.geometry.padding,
-                self.geometry.dilation, self.groups,
+                x4, weight, bias, self.geometry.stride, self.geometry.padding, self.geometry.dilation, self.groups
             )
         return (out.squeeze(-2) if self.one_axis else out), saved
 
@@ -81,7 +85,7 @@ class ConvLayer:
         else:
             geometry = self.geometry
             dx = torch.ops.aten.convolution_backward(
-                dy4, saved[0], _channels_last(weight), None, geometry.stride, geometry.padding, geometry.dilation,
+                dy4, saved[0], weight, None, geometry.stride, geometry.padding, geometry.dilation,
                 False, [0, 0], self.groups, [True, False, False],
             )[0]
         return dx.squeeze(-2) if self.one_axis else dx
@@ -136,7 +140,3 @@ class ConvLayer:
         if self.bias_slot is not None:
             segments.weighted(factors, held["bias"], sums.of(self.bias_slot))
 
-
-def _channels_last(weight: Tensor) -> Tensor:
-    """A small copy that keeps the native kernels in channels-last order where the input has one channel or three."""
-    return weight.contiguous(memory_format=torch.channels_last) if weight.device.type == "cpu" else weight

@@ -21,6 +21,7 @@ from sordino.client.gradients.types import Graded, LayerPlan, Slot
 
 BLOCK_BYTES = 8 * 2**20
 SMALLEST_BLOCK = 16
+WEIGHT_READS = 2
 Window = tuple[Tensor, int, int]
 T = TypeVar("T")
 
@@ -133,8 +134,11 @@ class Fast:
         records = stop - start
         if records == 0 or weights.device.type != "cpu" or not self._convolves:
             return [(weights, start, stop)]
-        most = max(SMALLEST_BLOCK, BLOCK_BYTES // (weights.element_size() * max(1, self._volume)))
-        passes = max(-(-records // most), min(workers(), records // SMALLEST_BLOCK), 1)
+        cached = BLOCK_BYTES // weights.element_size()
+        # Every pass reads all weights: a block should put out more than that.
+        least = max(SMALLEST_BLOCK, WEIGHT_READS * self.dimension // max(1, self._volume))
+        most = max(least, cached // max(1, self._volume))
+        passes = max(1, -(-records // most), min(workers(), records // least))
         size = -(-records // passes)
         return [(weights, a, min(stop, a + size)) for a in range(start, stop, size)]
 

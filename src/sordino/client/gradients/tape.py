@@ -154,6 +154,12 @@ class Sums:
         """Write ``[rows, *shape]`` into a slot, where shape is the slot's."""
         self.of(slot).view(-1, *slot.shape).copy_(total)
 
+    def put_taps_first(self, slot: Slot, total: Tensor) -> None:
+        """Write a kernel's ``[rows, outputs, taps, channels]`` into its slot, ``[outputs, channels, kh, kw]``."""
+        outputs, channels = slot.shape[:2]
+        taps_first = total.view(total.shape[0], outputs, -1, channels)
+        self.of(slot).view(total.shape[0], outputs, channels, -1).copy_(taps_first.transpose(2, 3))
+
 
 class Recorded(torch.autograd.Function):
     """A layer whose backward pass computes the gradient of its input only and records the rest on the tape."""

@@ -19,8 +19,9 @@ from sordino.client.gradients.tape import Held, Saved, Sums, Tape
 from sordino.client.gradients.types import Slot
 
 Take = Callable[[str, tuple[int, ...], Tensor], Tensor]
-GHOST_GAIN = 16  # products that one held number is worth: written once, read twice
+GHOST_GAIN = 24  # products that one held number is worth: written once, read twice
 FEW_CHANNELS = 4
+FEW_RECORDS = 32  # a batch to plan for
 
 
 class Way(Protocol):
@@ -43,7 +44,8 @@ def choose(geometry: Geometry, inputs: int, outputs: int, groups: int, size: tor
     if groups > 1:
         return Patches(geometry, groups)
     if positions**2 * (seen + outputs) <= GHOST_GAIN * seen * outputs:
-        return Ghost(geometry, f"{positions} positions against {seen * outputs} weights: Gram matrices are smaller")
+        reason = f"{positions} positions against {seen * outputs} weights: Gram matrices are smaller"
+        return Ghost(geometry, reason, many=FEW_RECORDS * positions > outputs)
     if inputs <= FEW_CHANNELS:
         return Planes(geometry)
     if geometry.dense:
@@ -83,8 +85,7 @@ class Patches:
         """Weighted sum of the held gradients, put in the parameter's order."""
         total = factors.new_empty(segments.rows, slot.size)
         segments.weighted(factors, held["grads"].flatten(1), total)
-        channels = slot.shape[1]
-        sums.put(slot, total.view(segments.rows, slot.shape[0], -1, channels).transpose(2, 3).reshape(-1, *slot.shape))
+        sums.put_taps_first(slot, total)
 
 
 @dataclass
@@ -160,20 +161,33 @@ class Planes:
 
 @dataclass
 class Ghost:
-    """‖g‖² = ⟨P Pᵀ, dy dyᵀ⟩ and the sum as one product over the records of a row; no per-record gradient at all."""
+    """‖g‖² = ⟨P Pᵀ, dy dyᵀ⟩ and the sum as one product over the records of a row; no per-record gradient at all.
+
+    Many positions: patches are copied with channels last, in long runs, and the sum is put in the parameter's order.
+    Few positions: patches are small and take the parameter's order, so that the large sum need not be reordered.
+    """
 
     geometry: Geometry
     reason: str
+    many: bool
     method: str = "ghost"
 
     def record(self, layer: str, saved: Saved, dy: Tensor, tape: Tape) -> None:
-        """Gram matrices; patches in the parameter's order and dy are held."""
+        """Gram matrices; patches and dy are held."""
         seen = patches_view(last_padded(saved[0], self.geometry), self.geometry)
-        flat = seen.permute(0, 1, 2, 5, 3, 4).reshape(dy.shape[0], dy.shape[1], -1)
+        if not self.many:
+            seen = seen.permute(0, 1, 2, 5, 3, 4)
+        flat = seen.reshape(dy.shape[0], dy.shape[1], -1)
         tape.hold(layer, "seen", flat)
         tape.hold(layer, "dy", dy)
         tape.add_squares(squared_outer(flat, dy) if dy.shape[1] == 1 else squared_by_gram(flat, dy))
 
     def pull(self, factors: Tensor, held: Held, segments: Segments, sums: Sums, slot: Slot) -> None:
         """``Σ_j a_j dy_jᵀ P_j`` as one product a row."""
-        segments.outer(held["dy"] * factors.view(-1, 1, 1), held["seen"], sums.of(slot))
+        scaled = held["dy"] * factors.view(-1, 1, 1)
+        if not self.many:
+            segments.outer(scaled, held["seen"], sums.of(slot))
+            return
+        total = factors.new_empty(segments.rows, slot.size)
+        segments.outer(scaled, held["seen"], total)
+        sums.put_taps_first(slot, total)
