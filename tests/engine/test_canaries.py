@@ -17,7 +17,7 @@ def test_every_method_keeps_its_claim_and_the_sharp_bound_comes_near_it(name):
     found = audit_method(name, Trial(epsilon=2.0, canaries=50_000))
     assert found.passed
     assert found.claimed <= 2.0
-    assert found.gaussian > 0.85 * found.claimed
+    assert found.gaussian > (0.65 if get(name).ask else 0.85) * found.claimed  # questions take their share
 
 
 @pytest.mark.parametrize("name", PRIVATE)

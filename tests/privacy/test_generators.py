@@ -67,14 +67,27 @@ def test_poisson_draws_are_independent_coins(source):
 
 def test_fixed_draws_have_the_exact_size_without_repeats_and_cover_evenly():
     generator = np.random.default_rng(0)
-    batches = [draw(generator, Sampling.fixed(7, 20), 20) for _ in range(3000)]
+    batches = draw(generator, Sampling.fixed(7, 20), 20, 3000)
     assert all(len(set(b.tolist())) == 7 for b in batches)
     counts = np.bincount(np.concatenate(batches), minlength=20)
     assert stats.chisquare(counts).pvalue > 1e-3
 
 
 def test_full_draws_are_everything():
-    assert draw(np.random.default_rng(0), Sampling.full(), 5).tolist() == [0, 1, 2, 3, 4]
+    assert [one.tolist() for one in draw(np.random.default_rng(0), Sampling.full(), 5, 2)] == [[0, 1, 2, 3, 4]] * 2
+
+
+@pytest.mark.parametrize("rate", [1e-6, 0.003, 0.5, 0.999, 1.0])
+def test_poisson_draws_have_the_right_rate_at_both_ends(rate):
+    """Gaps between heads: every position is equally likely, batch sizes are binomial, no record twice in a batch."""
+    batches = draw(np.random.default_rng(1), Sampling.poisson(rate), 40, 20_000)
+    assert len(batches) == 20_000
+    assert all(len(set(b.tolist())) == len(b) and (b < 40).all() for b in batches[:200])
+    counts = np.bincount(np.concatenate(batches), minlength=40)
+    spread = 5 * np.sqrt(20_000 * rate * (1 - rate)) + 1e-9
+    assert (np.abs(counts - 20_000 * rate) <= spread + 2).all()
+    sizes = np.array([len(b) for b in batches])
+    assert sizes.var() == pytest.approx(40 * rate * (1 - rate), rel=0.05, abs=0.001)
 
 
 def test_secret_noise_never_repeats_and_is_never_stored():

@@ -15,16 +15,20 @@ import torch
 from torch import Tensor
 
 Public = Mapping[str, Any]
-"""What the server broadcast for this turn: learning rate, clip radius, and whatever the method adds."""
+"""What the server broadcast for this turn: learning rate, clip radius, and whatever the method adds.
+
+A number stands for all rows; where rows of several runs share a stack it may be a column [rows, 1] instead.
+"""
 
 
 @dataclass(frozen=True)
 class Clip:
-    """A clipping rule by name."""
+    """A clipping rule by name. ``needs``: the questions whose answers it uses."""
 
     name: str
     factors: Callable[[Tensor, Tensor, Public], Tensor]
-    bound: Callable[[Public], float]
+    bound: Callable[[Public], Tensor | float]
+    needs: tuple[str, ...] = ()
 
 
 def _ones(losses: Tensor, norms: Tensor, public: Public) -> Tensor:
@@ -33,4 +37,11 @@ def _ones(losses: Tensor, norms: Tensor, public: Public) -> Tensor:
 
 def flat() -> Clip:
     """Every record counts once, up to norm C: a_j = min(1, C/‖g_j‖) (Abadi et al. 2016)."""
-    return Clip("flat", _ones, lambda public: float(public["clip"]))
+    return Clip("flat", _ones, lambda public: public["clip"])
+
+
+def per_row(value: Tensor | float, rows: int, like: Tensor) -> Tensor:
+    """A public number, or a column of them, as a vector with an entry for every row."""
+    if isinstance(value, Tensor) and value.dim():
+        return value.to(like).reshape(-1)
+    return torch.full((rows,), float(value), dtype=like.dtype, device=like.device)

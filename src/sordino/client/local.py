@@ -23,19 +23,24 @@ class Local:
 
     Attributes
     ----------
-    update: (params[rows, d], state, gradient[rows, d], public) → (params, state), once a step.
+    update: (params[rows, d], state, gradient[rows, d], public) → (params, state), once a step. What was released
+        from the step's batch beside the gradient is in ``public`` under its name, [rows, 1].
     finish: (params, start, state, public) → (upload, state), once a turn; ``upload`` maps names to [rows, …].
     state: the names of the per-client vectors of length d that survive between rounds; they start at zero.
+    needs: the questions whose answers it uses.
+    partner: what it shares with the aggregation rule that is its other half at the server, if there is one.
     """
 
     name: str
     update: Callable[[Tensor, State, Tensor, Public], tuple[Tensor, State]]
     finish: Callable[[Tensor, Tensor, State, Public], tuple[dict[str, Tensor], State]]
     state: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+    partner: str = ""
 
 
 def _descend(params: Tensor, state: State, gradient: Tensor, public: Public) -> tuple[Tensor, State]:
-    return params.sub_(gradient, alpha=float(public["lr"])), state
+    return params.sub_(gradient.mul_(public["lr"])), state
 
 
 def _difference(params: Tensor, start: Tensor, state: State, public: Public) -> tuple[dict[str, Tensor], State]:

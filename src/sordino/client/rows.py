@@ -7,8 +7,9 @@ padded to the longest batch with a mask.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -43,6 +44,17 @@ class Rows:
     batches: list[list[NDArray[np.int64]]]
     records: Records
 
+    @cached_property
+    def _padded(self) -> tuple[Tensor, Tensor]:
+        """Positions and mask of all steps, [steps, rows, b], on the records' device: one transfer a turn."""
+        lengths = np.array([[len(one) for one in row] for row in self.batches]).T
+        widest = max(1, int(lengths.max()))
+        mask = np.arange(widest) < lengths[:, :, None]
+        where = np.zeros(mask.shape, dtype=np.int64)
+        where[mask] = np.concatenate([row[step] for step in range(self.steps) for row in self.batches])
+        device = self.records.y.device
+        return torch.from_numpy(where).to(device), torch.from_numpy(mask).to(device)
+
     @property
     def steps(self) -> int:
         """K, local steps (batches) of this turn."""
@@ -67,20 +79,10 @@ class Rows:
         return x, y, owner.to(self.records.y.device)
 
     def stack(self, step: int) -> tuple[Tensor, Tensor, Tensor]:
-        """All rows' batches as [rows, b, …], padded to the longest, with the mask of real, valid records."""
-        where, mask = padded([row[step] for row in self.batches])
-        device = self.records.y.device
-        where, mask = where.to(device), mask.to(device)
+        """All rows' batches as [rows, b, …], padded to the turn's longest, with the mask of real ones."""
+        where, mask = self._padded[0][step], self._padded[1][step]
         x, y, valid = self.records.at(where.flatten())
         if valid is not None:
             mask = mask & valid.view(mask.shape)
         return x.view(*where.shape, *x.shape[1:]), y.view(where.shape), mask
 
-
-def padded(chosen: Sequence[NDArray[np.int64]]) -> tuple[Tensor, Tensor]:
-    """Ragged positions as a matrix padded with 0, and the mask of real ones."""
-    lengths = np.array([len(one) for one in chosen])
-    mask = np.arange(max(1, lengths.max()))[None, :] < lengths[:, None]
-    where = np.zeros(mask.shape, dtype=np.int64)
-    where[mask] = np.concatenate(chosen)
-    return torch.from_numpy(where), torch.from_numpy(mask)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sordino.client.ask import Question, scalar_piece
-from sordino.client.clip import Clip, Public
+from sordino.client.clip import Clip, Public, per_row
 from sordino.client.gradients import Engine, Graded
 from sordino.client.local import Local
 from sordino.client.rows import Rows
@@ -52,22 +52,29 @@ class Upload:
 def take_turn(
     work: Work, rows: Rows, start: Release, state: Release, public: Public, permit: Permit, gate: Gate
 ) -> tuple[Upload, Release]:
-    """K private steps from ``start`` (the weights the server sent, [d]), then the upload and the client's new state.
+    """K private steps from ``start`` (the weights the server sent), then the upload and the client's new state.
+
+    ``start`` holds [d], or [rows, d] where rows of several runs share a stack.
 
     Guarantees: the weights after each step are a function of releases and public facts alone, checked by type;
     ``rows.steps`` releases are made for every row, which is what ``permit`` was charged for.
     """
     count, width = len(rows.turns), work.engine.dimension
-    device = start.value.device
     limits = {"gradient": work.clip.bound(public), **{one.what: one.bound(public) for one in work.also}}
-    bounds = {part: torch.full((count,), limit, device=device) for part, limit in limits.items()}
+    bounds = {part: per_row(limit, count, start.value) for part, limit in limits.items()}
     carried = derive("weights", lambda w, s: (w.expand(count, width).clone(), s), start, state)
     answers: dict[str, list[Release]] = {one.what: [] for one in work.also}
     for step in range(rows.steps):
         pieces = _pieces(work, rows, step, carried.value[0], public)
         released = gate.release(permit, step, pieces, bounds, width)
-        gradient = released["gradient"]
-        carried = derive("weights", lambda c, g: work.local.update(c[0], c[1], g, public), carried, gradient)
+        beside = [released[what] for what in answers]
+        carried = derive(
+            "weights",
+            lambda c, g, *b: work.local.update(c[0], c[1], g, {**public, **dict(zip(answers, b))}),
+            carried,
+            released["gradient"],
+            *beside,
+        )
         for what, heard in answers.items():
             heard.append(released[what])
     ended = derive("upload", lambda c, w: work.local.finish(c[0], w, c[1], public), carried, start)
@@ -80,7 +87,7 @@ def answer(
     work: Work, question: Question, rows: Rows, start: Release, public: Public, permit: Permit, gate: Gate
 ) -> Release:
     """Answer a question from a batch of its own, at the weights the server sent: [rows, 1]."""
-    bounds = {question.what: torch.full((len(rows.turns),), question.bound(public), device=start.value.device)}
+    bounds = {question.what: per_row(question.bound(public), len(rows.turns), start.value)}
     params = start.value.expand(len(rows.turns), work.engine.dimension)
     pieces = _pieces(replace(work, also=(question,)), rows, 0, params, public)
     return gate.release(permit, 0, pieces, bounds, 1)[question.what]

@@ -27,7 +27,7 @@ from sordino.methods import Method, Population, Training, get, make_plan
 from sordino.methods import Plan as RunPlan
 from sordino.privacy.auditing import Verdict, audit
 from sordino.privacy.gate import Gate
-from sordino.privacy.generators import Secret
+from sordino.privacy.generators import Keyed
 from sordino.privacy.ledger import Ledger, Plan
 from sordino.privacy.types import Budget
 
@@ -70,7 +70,7 @@ def audit_method(method: str | Method, trial: Trial = Trial(), seed: int = 0) ->
 
     def mechanism(included: NDArray[np.bool_]) -> NDArray[np.float64]:
         with tempfile.TemporaryDirectory(prefix="sordino-audit-") as folder, Ledger(Path(folder) / "l.db") as book:
-            moved = _run(plan, included, book)
+            moved = _run(plan, included, book, seed)
             spent.append(book.epsilon()["canaries"])
         return moved
 
@@ -82,9 +82,9 @@ def audit_method(method: str | Method, trial: Trial = Trial(), seed: int = 0) ->
     return replace(verdict, claimed=spent[0])
 
 
-def _run(plan: RunPlan, included: NDArray[np.bool_], book: Ledger) -> NDArray[np.float64]:
+def _run(plan: RunPlan, included: NDArray[np.bool_], book: Ledger, seed: int) -> NDArray[np.float64]:
     client, count = plan.clients[0], len(included)
-    book.open_account(client.name, client.budget)
+    book.open_account(client.name, client.budget, simulated=True)
     book.declare([Plan(client.name, "audit", *client.declaration())])
     model = Lookup(count)
     engine = gradients.build(model, "half-squared-error")
@@ -92,7 +92,7 @@ def _run(plan: RunPlan, included: NDArray[np.bool_], book: Ledger) -> NDArray[np
     also = tuple(one.question for one in plan.method.ask if one.batch == "step")
     work = Work(engine, plan.method.clip, plan.method.local, also, most=count)
     observer = Observer(engine, lambda out, y: out, records, [np.arange(0)], np.array([count]), None, False)
-    setup = Setup(plan, work, Gate(book, Secret(), "audit"), records, [np.arange(count)], observer)
+    setup = Setup(plan, work, Gate(book, Keyed(f"audit {seed}"), "audit"), records, [np.arange(count)], observer)
     start = engine.flatten(model)
     state = Checkpoint(0, start, start)
     for number in range(1, plan.training.rounds + 1):

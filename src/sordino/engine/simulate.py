@@ -15,6 +15,7 @@ from torch import Tensor
 from sordino.client.rows import Records, Rows
 from sordino.client.turn import Upload, Work, answer, take_turn
 from sordino.engine.checkpoint import Checkpoint
+from sordino.engine.clipping import watch_clipping
 from sordino.engine.evaluate import Observer
 from sordino.errors import SordinoError
 from sordino.methods.asking import Ask
@@ -31,6 +32,10 @@ CHUNK_BYTES = 1 << 26
 CHUNK_RECORDS = 2048
 """How many records of rows with equal weights go through one pass on a CPU."""
 
+STACK_BYTES = 1 << 30
+STACK_RECORDS = 1 << 16
+"""The same for rows stacked on a GPU, whatever their weights."""
+
 Index = NDArray[np.int64]
 
 
@@ -44,6 +49,8 @@ class Setup:
     records: Records
     train: list[Index]
     observer: Observer
+    key: str = ""
+    """The run's own key where it shares a source of randomness with other runs."""
     payable: dict[str, int] = field(default_factory=dict)
     """How many turns each client's ledger can pay; a client that is not listed pays all of them."""
     spending: Callable[[Index], dict[str, float] | None] = lambda turns: None
@@ -60,42 +67,84 @@ class Setup:
 
 def simulate(setup: Setup, state: Checkpoint) -> Iterator[Checkpoint]:
     """Run the rounds that are left; yields the state after each. Nothing is lost when the caller stops asking."""
-    plan = setup.plan
-    taken = np.zeros(len(plan.clients), dtype=np.int64)
-    for record in state.history:
-        np.add.at(taken, [_index(plan)[name] for name in record["participants"]], 1)
-    for number in range(state.round + 1, plan.schedule.rounds + 1):
+    taken = turns_taken(setup, state)
+    for number in range(state.round + 1, setup.plan.schedule.rounds + 1):
         started = time.perf_counter()
         record, asked = one_round(setup, state, number, taken)
         np.add.at(taken, asked, 1)
-        state.round = number
-        if number % plan.training.evaluate == 0 or number == plan.schedule.rounds:
-            record |= setup.observer.look(state.shown)
-            record["spent_epsilon"] = setup.spending(taken)
-        else:
-            record |= {"accuracy": None, "loss": None, "psi": None}
+        look(setup, state, record, taken)
         state.seconds += time.perf_counter() - started
-        state.history.append(record)
         yield state
+
+
+def turns_taken(setup: Setup, state: Checkpoint) -> Index:
+    """How many turns each client took in the rounds so far."""
+    place = {client.name: i for i, client in enumerate(setup.plan.clients)}
+    taken = np.zeros(len(place), dtype=np.int64)
+    for record in state.history:
+        np.add.at(taken, [place[name] for name in record["participants"]], 1)
+    return taken
+
+
+def is_time(plan: Plan, number: int) -> bool:
+    """Whether this round is evaluated: every ``training.evaluate`` rounds, and the last."""
+    return number % plan.training.evaluate == 0 or number == plan.schedule.rounds
+
+
+def look(setup: Setup, state: Checkpoint, record: dict[str, Any], taken: Index) -> None:
+    """End a round: evaluate when it is time to, and put its record into the history."""
+    state.round = record["round"]
+    if is_time(setup.plan, state.round):
+        record |= setup.observer.look(state.shown)
+        record["spent_epsilon"] = setup.spending(taken)
+    else:
+        record |= {"accuracy": None, "loss": None, "psi": None}
+    state.history.append(record)
 
 
 def one_round(setup: Setup, state: Checkpoint, number: int, taken: Index) -> tuple[dict[str, Any], Index]:
     """One round. Changes ``state``; returns what to show of it, and who took part."""
+    opened = open_round(setup, state, number, taken)
+    uploads = _turns(setup, state, opened) if len(opened.called.clients) else {}
+    return close_round(setup, state, opened, uploads), opened.called.clients
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A round whose questions are answered and whose turns are charged: who takes one, and under which broadcast."""
+
+    number: int
+    called: Round
+    heard: dict[str, Tensor]
+    public: dict[str, Any]
+    permit: Permit
+
+
+def open_round(setup: Setup, state: Checkpoint, number: int, taken: Index) -> Opened:
+    """Ask, choose, charge. Nobody's turn has begun."""
     plan = setup.plan
     called = _who_can_pay(setup, plan.schedule.round(number), taken)
-    record: dict[str, Any] = {"round": number, "participants": []}
-    if len(called.clients) == 0:
-        return record | {"note": "no client could pay for this round"}, called.clients
     own = [one for one in plan.method.ask if one.batch == "own"]
     heard = {}
-    for place, ask in enumerate(own):
+    for place, ask in enumerate(own if len(called.clients) else ()):
         heard[ask.question.what] = _ask(setup, state, number, called, ask, place)
-    if plan.schedule.caps is not None:
+    if plan.schedule.caps is not None and heard:
         losses = heard[own[0].question.what].double().cpu().numpy()
         kept = np.sort(choose(called.clients, losses, plan.schedule.select, taken, plan.schedule.caps))
         called = Round(kept, np.zeros_like(kept), np.ones(len(kept)))
-    uploads = _turns(setup, state, number, called)
-    facts = _facts(setup, called, number, {**heard, **uploads})
+    public = broadcast(setup, state)
+    terms = [plan.clients[i].terms for i in called.clients]
+    return Opened(number, called, heard, public, _grant(setup, state, number, called, terms, public))
+
+
+def close_round(setup: Setup, state: Checkpoint, opened: Opened, uploads: dict[str, Tensor]) -> dict[str, Any]:
+    """Combine the uploads, step, and say what to show of the round."""
+    plan, called, number = setup.plan, opened.called, opened.number
+    record: dict[str, Any] = {"round": number, "participants": [plan.clients[i].name for i in called.clients]}
+    if not uploads:
+        return record | {"note": "no client could pay for this round"}
+    facts = _facts(setup, called, number, opened.public, {**opened.heard, **uploads})
+    record |= _clipping(setup, state, opened)
     for ask in plan.method.ask:
         if ask.batch == "step":
             state.server = ask.conclude(uploads[ask.question.what][:, 0], facts, state.server)
@@ -106,11 +155,10 @@ def one_round(setup: Setup, state: Checkpoint, number: int, taken: Index) -> tup
         raise SordinoError(
             f"the model is no longer finite after round {number}: training diverged; use a smaller training.lr"
         )
-    record["participants"] = [plan.clients[i].name for i in called.clients]
     if outcome.weights is not None:
         counted = np.bincount(called.clients, outcome.weights, minlength=len(plan.clients))
         record["weights"] = {plan.clients[i].name: float(counted[i]) for i in dict.fromkeys(called.clients.tolist())}
-    return record | ({"diagnostics": outcome.diagnostics} if outcome.diagnostics else {}), called.clients
+    return record | ({"diagnostics": outcome.diagnostics} if outcome.diagnostics else {})
 
 
 def broadcast(setup: Setup, state: Checkpoint) -> dict[str, Any]:
@@ -128,40 +176,42 @@ def _ask(setup: Setup, state: Checkpoint, number: int, called: Round, ask: Ask, 
     permit = _grant(setup, state, number, called, terms, public)
     start = Release.public(state.weights, "weights from the server")
     answers = torch.empty(len(terms), device=state.weights.device)
-    for rows in _chunks(setup, called, terms):
+    for rows in chunks(setup.work, terms):
         part = permit.split(rows)
-        drawn = _rows(setup, called.clients[rows], part)
+        drawn = draw_rows(setup, called.clients[rows], part)
         answers[rows] = answer(setup.work, ask.question, drawn, start, public, part, setup.gate).value[:, 0]
-    state.server = ask.conclude(answers, _facts(setup, called, number, {}), state.server)
+    state.server = ask.conclude(answers, _facts(setup, called, number, public, {}), state.server)
     return answers
 
 
-def _turns(setup: Setup, state: Checkpoint, number: int, called: Round) -> dict[str, Tensor]:
+def _turns(setup: Setup, state: Checkpoint, opened: Opened) -> dict[str, Tensor]:
     """Everyone's turn, chunk by chunk; the uploads by name, a row each."""
-    plan, public = setup.plan, broadcast(setup, state)
-    terms = [plan.clients[i].terms for i in called.clients]
-    permit = _grant(setup, state, number, called, terms, public)
     start = Release.public(state.weights, "weights from the server")
     uploads: dict[str, Tensor] = {}
-    for rows in _chunks(setup, called, terms):
-        upload = _chunk(setup, state, called.clients[rows], permit.split(rows), start, public)
-        for name, release in upload.parts.items():
-            if name not in uploads:
-                uploads[name] = release.value.new_empty(len(terms), *release.value.shape[1:])
-            uploads[name][rows] = release.value
+    for rows in chunks(setup.work, opened.permit.terms):
+        upload = _chunk(setup, state, opened.called.clients[rows], opened.permit.split(rows), start, opened.public)
+        collect(uploads, upload, rows, len(opened.permit.terms))
     return uploads
+
+
+def collect(uploads: dict[str, Tensor], upload: Upload, rows: Index, count: int) -> None:
+    """Put a chunk's uploads where its rows belong."""
+    for name, release in upload.parts.items():
+        if name not in uploads:
+            uploads[name] = release.value.new_empty(count, *release.value.shape[1:])
+        uploads[name][torch.from_numpy(rows).to(release.value.device)] = release.value
 
 
 def _grant(
     setup: Setup, state: Checkpoint, number: int, called: Round, terms: list[Terms], public: dict[str, Any]
 ) -> Permit:
     names = [setup.plan.clients[i].name for i in called.clients]
-    turns = [Turn(name, number, int(copy)) for name, copy in zip(names, called.copies)]
+    turns = [Turn(name, number, int(copy), setup.key) for name, copy in zip(names, called.copies)]
     request = fingerprint(state.weights, number, *(part for item in sorted(public.items()) for part in item))
     return setup.gate.grant(turns, terms, request)
 
 
-def _rows(setup: Setup, clients: Index, permit: Permit) -> Rows:
+def draw_rows(setup: Setup, clients: Index, permit: Permit) -> Rows:
     """Draw the batches of some rows."""
     batches = []
     for turn, terms, i in zip(permit.turns, permit.terms, clients):
@@ -178,7 +228,7 @@ def _chunk(
     where = torch.from_numpy(clients)
     kept = {name: _client_state(state, name, count)[where].to(state.weights.device) for name in local.state}
     before = Release.public(kept, "state from earlier releases")
-    rows = _rows(setup, clients, permit)
+    rows = draw_rows(setup, clients, permit)
     try:
         upload, after = take_turn(setup.work, rows, start, before, public, permit, setup.gate)
     except RuntimeError as error:
@@ -202,30 +252,45 @@ def _who_can_pay(setup: Setup, called: Round, taken: Index) -> Round:
     return Round(called.clients[keep], called.copies[keep], called.weights[keep])
 
 
-def _index(plan: Plan) -> dict[str, int]:
-    return {client.name: i for i, client in enumerate(plan.clients)}
-
-
-def _chunks(setup: Setup, called: Round, terms: list[Terms]) -> Iterator[slice]:
-    """Consecutive rows with equal step counts, as many as fit; one at a time where rows differ in their weights."""
-    work = setup.work
-    width = max(1, CHUNK_BYTES // (4 * work.engine.dimension))
+def chunks(work: Work, terms: list[Terms]) -> Iterator[Index]:
+    """Rows with equal step counts and batch sizes, as many as fit; one at a time where rows differ in their weights."""
+    width = max(1, (STACK_BYTES if work.stack else CHUNK_BYTES) // (4 * work.engine.dimension))
+    counts = np.array([one.count for one in terms])
+    divisors = np.array([one.divisor for one in terms])
+    order = np.lexsort((np.arange(len(terms)), divisors, counts)) if work.stack else np.arange(len(terms))
     first = 0
-    while first < len(terms):
-        count = terms[first].count
-        most = width if work.stack else max(1, min(width, int(CHUNK_RECORDS // max(1.0, terms[first].divisor))))
+    while first < len(order):
+        count, batch = counts[order[first]], divisors[order[first]]
+        records = STACK_RECORDS if work.stack else CHUNK_RECORDS
+        most = max(1, min(width, int(records // max(1.0, batch)))) if work.stack or count == 1 else 1
         last = first + 1
-        while (work.stack or count == 1) and last < min(len(terms), first + most) and terms[last].count == count:
+        while last < min(len(order), first + most) and counts[order[last]] == count:
+            if work.stack and divisors[order[last]] > 1.5 * batch:
+                break
             last += 1
-        yield slice(first, last)
+        yield order[first:last]
         first = last
 
 
-def _facts(setup: Setup, called: Round, number: int, heard: dict[str, Tensor]) -> Facts:
+def _clipping(setup: Setup, state: Checkpoint, opened: Opened) -> dict[str, Any]:
+    """The round's radius where a method has its own rule, and, when it is time to look, what an observer sees of it."""
+    plan, clip = setup.plan, setup.work.clip
+    if clip.name == "flat" or not plan.method.private:
+        return {}
+    found: dict[str, Any] = {"clip": float(clip.bound(opened.public))}
+    if is_time(plan, opened.number):
+        seen = watch_clipping(setup.work, setup.records, setup.train, state.weights, opened.public)
+        found["observer"] = seen | {"note": "seen in simulation, not released"}
+    return found
+
+
+def _facts(setup: Setup, called: Round, number: int, public: dict[str, Any], heard: dict[str, Tensor]) -> Facts:
     plan = setup.plan
     clients = [plan.clients[i] for i in called.clients]
-    variances = plan.variances()[called.clients]
+    variances = plan.variances(float(setup.work.clip.bound(public)) if plan.method.private else None)[called.clients]
     known = {"oracle_variances": variances, "lr": plan.training.lr, "clients": len(plan.clients)}
+    known |= {"clip": public["clip"], "rounds": plan.schedule.rounds}
+    known["answer_noise"] = plan.answer_noise(called.clients)
     return Facts(
         clients=called.clients,
         sizes=np.array([c.records for c in clients], dtype=np.float64),

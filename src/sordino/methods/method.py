@@ -67,12 +67,37 @@ class Method:
     calibrate: Calibrate | str = field(default_factory=Calibrate)
     private: bool = True
     summary: str = ""
+    adaptive: bool = False
+    """Whether the server may set the local steps of the next round (``public/steps``), under the plan's total."""
 
     def __post_init__(self) -> None:
         if isinstance(self.calibrate, str):
             object.__setattr__(self, "calibrate", Calibrate(self.calibrate))
+        self._match_questions()
         if sum(one.share for one in self.ask) >= 1:
             raise BadInput(f"method {self.name!r}: its questions' shares leave no budget for the gradients")
+
+    def _match_questions(self) -> None:
+        """Refuse parts that miss an answer or their other half; drop spare questions that nobody needs."""
+        parts = {"clip": (self.clip.name, self.clip.needs), "local": (self.local.name, self.local.needs)}
+        parts["aggregate"] = (part_name(self.aggregate), _said(self.aggregate, "needs", ()))
+        asked = {one.question.what for one in self.ask}
+        for part, (name, needs) in parts.items():
+            for what in needs:
+                if what not in asked:
+                    raise BadInput(
+                        f"method {self.name!r}: {part} {name!r} needs every client's released {what!r}, and nobody is "
+                        f"asked for it: exchange that part, or start from a method that asks, such as 'fedfdp'"
+                    )
+        if self.local.partner != _said(self.aggregate, "partner", ""):
+            raise BadInput(
+                f"method {self.name!r}: local {self.local.name!r} and aggregate {parts['aggregate'][0]!r} do not go "
+                f"together: {self.local.partner or parts['aggregate'][0]!r} has a half at the clients and one at the "
+                "server; exchange both, or neither (the server's half takes 'combine', any other rule)"
+            )
+        wanted = {what for _, needs in parts.values() for what in needs}
+        kept = tuple(one for one in self.ask if not one.spare or one.question.what in wanted)
+        object.__setattr__(self, "ask", kept)
 
     @property
     def calibration(self) -> Calibrate:
@@ -83,7 +108,7 @@ class Method:
         """Its parts by name, for plans and reports."""
         return {
             "select": self.select.name,
-            "ask": ", ".join(f"{one.question.what} ({one.batch} batch)" for one in self.ask) or "nothing",
+            "ask": ", ".join(_asked(one) for one in self.ask) or "nothing",
             "local": self.local.name,
             "clip": self.clip.name if self.private else "none",
             "aggregate": part_name(self.aggregate),
@@ -96,9 +121,21 @@ class Method:
         }
 
 
+def _asked(ask: Ask) -> str:
+    """A question in words: what, from which batch, and the options of what is made of the answers."""
+    size = "" if ask.size is None else f" of {ask.size}" if ask.size == "full" else f" of {ask.size:g}"
+    used = f" → {part_name(ask.conclude)}" if isinstance(ask.conclude, partial) else ""
+    return f"{ask.question.what} ({ask.batch} batch{size}, share {ask.share:g}){used}"
+
+
+def _said(part: Callable[..., Any], about: str, default: Any) -> Any:
+    """What an aggregation rule says about itself (``rule.needs``, ``rule.partner``), under options bound to it."""
+    return getattr(part.func if isinstance(part, partial) else part, about, default)
+
+
 def part_name(part: Callable[..., Any]) -> str:
     """The name of a part that is a function, with the options bound to it."""
     if isinstance(part, partial):
         options = ", ".join(f"{k}={v}" for k, v in part.keywords.items())
-        return f"{part_name(part.func)}({options})"
+        return f"{part_name(part.func)}({options})" if options else part_name(part.func)
     return str(part.__name__).replace("_", "-")

@@ -18,8 +18,9 @@ from sordino.methods.method import Method
 from sordino.methods.selection import Setting
 from sordino.methods.training import Population, Training
 from sordino.privacy.accounting import calibrate_events, composed_epsilon, split
+from sordino.privacy.accounting.published import wor_phase_scales
 from sordino.privacy.gate import Terms
-from sordino.privacy.types import Budget, Event
+from sordino.privacy.types import Budget, Event, Sampling
 from sordino.server.select import Schedule
 
 
@@ -72,10 +73,27 @@ class Plan:
     schedule: Schedule
     clients: tuple[ClientPlan, ...]
 
-    def variances(self) -> NDArray[np.float64]:
-        """Declared variance of one coordinate of each client's update: σ_i² = K_i (η C z_i S / b_i)²."""
-        reach = self.training.lr * self.training.clip
+    def variances(self, clip: float | None = None) -> NDArray[np.float64]:
+        """Declared variance of one coordinate of each client's update: σ_i² = K_i (η C z_i S / b_i)².
+
+        ``clip`` is the radius of a round where a method moves it; by default ``training.clip``.
+        """
+        reach = self.training.lr * (self.training.clip if clip is None else clip)
         return np.array([c.terms.count * (reach * _noise_on_mean(c)) ** 2 for c in self.clients])
+
+    def answer_noise(self, rows: NDArray[np.int64]) -> dict[str, NDArray[np.float64]]:
+        """By question: deviation of the noise on each row's answer, in units of the question's bound: z S / (b √K).
+
+        K batches answer a question that is asked beside the gradient, one batch any other.
+        """
+        found = {}
+        places = {one.question.what: i for i, one in enumerate(o for o in self.method.ask if o.batch == "own")}
+        for what in (one.question.what for one in self.method.ask):
+            own = places.get(what)
+            terms = [self.clients[i].terms if own is None else self.clients[i].asks[own] for i in rows]
+            each = [t.noise(what) * t.adjacency.sensitivity / (t.divisor * math.sqrt(t.count)) for t in terms]
+            found[what] = np.array(each, dtype=np.float64)
+        return found
 
     def noise_to_signal(self, dimension: int) -> NDArray[np.float64]:
         """How much larger than the largest possible signal a client's noise is: z S √d / (b √K).
@@ -145,14 +163,23 @@ def _releases(
     times = [queries if one.of == "candidates" else turns for one in own]
     shares = [1 - sum(one.share for one in own), *(one.share for one in own)]
     counts = [steps * max(1, turns), *(max(1, t) for t in times)]
-    relative = split(shares, counts, [sampling.rate] * len(shares))
+    asked = [_asked_sampling(training, one.size, batch, records) for one in own]
+    relative = split(shares, counts, [sampling.rate, *(one.rate for one in asked)])
     left = shares[0] - sum(one.share for one in beside)
     parts = [("gradient", float(relative[0]) / math.sqrt(left / shares[0]))]
     parts += [(one.question.what, float(relative[0]) / math.sqrt(one.share / shares[0])) for one in beside]
     found = [(Terms(sampling, tuple(parts), steps, divisor, budget.adjacency), turns)]
-    for one, z, count in zip(own, relative[1:], times):
-        found.append((Terms(sampling, ((one.question.what, float(z)),), 1, divisor, budget.adjacency), count))
+    for one, drawn, z, count in zip(own, asked, relative[1:], times):
+        terms = Terms(drawn, ((one.question.what, float(z)),), 1, drawn.rate * records, budget.adjacency)
+        found.append((terms, count))
     return found
+
+
+def _asked_sampling(training: Training, size: float | str | None, batch: float, records: int) -> Sampling:
+    """How a question's own batch is drawn: like a training batch, of its own size, or everything."""
+    if size == "full":
+        return Sampling.full()
+    return training.sampling_of(batch if size is None else min(float(size), records), records)
 
 
 def _noises(
@@ -166,8 +193,24 @@ def _noises(
             epsilon = min(b.epsilon for b in budgets)
             targets = [Budget(epsilon, b.delta, b.adjacency) for b in budgets]
         templates = [[t.event.times(t.count * max(1, count)) for t, count in shape] for shape in shapes]
+        if method.calibration.by == "wor-paper":
+            return _phase_by_phase(shapes, templates, targets)
         scales = calibrate_events(templates, targets, accountant=method.calibration.accountant)
     return [[[z * s for _, z in t.parts] for t, _ in shape] for shape, s in zip(shapes, scales.tolist())]
+
+
+def _phase_by_phase(
+    shapes: list[list[tuple[Terms, int]]], templates: list[list[Event]], targets: list[Budget]
+) -> list[list[list[float]]]:
+    """Every kind of release gets the same share of ε/2, calibrated on its own (AdaptDP-FedAvg, Theorems 1 and 4).
+
+    The other half of ε pays for δ. Shares of questions do not matter here: two phases have ε/4 each, one has ε/2.
+    """
+    found = []
+    for shape, template, target in zip(shapes, templates, targets):
+        scales = wor_phase_scales(template, target)
+        found.append([[z * s for _, z in t.parts] for (t, _), s in zip(shape, scales)])
+    return found
 
 
 def _exactly(terms: Terms, noises: Sequence[float]) -> Terms:

@@ -12,7 +12,7 @@ from sordino.client.ask import capped_loss
 from sordino.client.clip import flat
 from sordino.client.local import sgd
 from sordino.errors import BadInput
-from sordino.methods import selection
+from sordino.methods import adaptive, selection
 from sordino.methods.asking import Ask
 from sordino.methods.method import Calibrate, Method
 from sordino.server import after, rules
@@ -28,10 +28,11 @@ PARTS: dict[str, dict[str, Any]] = {
         "privacy-aware": selection.privacy_aware,
         "power-of-choice": selection.power_of_choice,
     },
-    "local": {"sgd": sgd},
-    "clip": {"flat": flat},
-    "aggregate": rules.RULES,
-    "server": after.STEPS,
+    "ask": adaptive.ASKS,
+    "local": {"sgd": sgd, **adaptive.LOCALS},
+    "clip": {"flat": flat, **adaptive.CLIPS},
+    "aggregate": {**rules.RULES, **adaptive.RULES},
+    "server": {**after.STEPS, **adaptive.STEPS},
 }
 """What ``[method]`` in a study may put in place of a part: a name, or a table with the name and its options."""
 
@@ -125,6 +126,7 @@ BUILT_IN = (
     _combined("declared-variance", "Updates weighted by the inverse of the noise that clients declare."),
     _combined("column-norm", "Updates weighted by the inverse of their squared norm."),
     _combined("optimum", "The oracle: inverse of the noise a simulation really used. Simulation only."),
+    *adaptive.ADAPTIVE,
 )
 for _method in BUILT_IN:
     register(_method)

@@ -91,9 +91,14 @@ class Permit:
             raise SordinoError(f"{part!r} of batch {step} was not charged, or was released already")
         self.used.add((part, step))
 
-    def split(self, rows: slice) -> Permit:
+    def split(self, rows: Sequence[int]) -> Permit:
         """The permit of some of the rows, for a chunk. Each row must be handed out once."""
-        return Permit(self.turns[rows], self.terms[rows])
+        return Permit([self.turns[i] for i in rows], [self.terms[i] for i in rows])
+
+    @classmethod
+    def joined(cls, permits: Sequence[Permit]) -> Permit:
+        """The permits of several runs as one, whose rows then share a stack. Use either them or it."""
+        return cls([t for p in permits for t in p.turns], [t for p in permits for t in p.terms])
 
 
 def bounded(factors: Tensor, norms: Tensor, bound: Tensor | float) -> Tensor:

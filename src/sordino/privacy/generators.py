@@ -24,11 +24,15 @@ Indices = NDArray[np.int64]
 
 
 class Turn(NamedTuple):
-    """One participation: what a stream is keyed by, and what a charge is booked under."""
+    """One participation: what a stream is keyed by, and what a charge is booked under.
+
+    ``run`` overrides a keyed source's own run, so that rows of several simulated runs can share one stack.
+    """
 
     client: str
     round: int
     copy: int = 0
+    run: str = ""
 
 
 class Source(Protocol):
@@ -43,18 +47,38 @@ class Source(Protocol):
         """Fill ``out[rows, m]`` with standard normals, a stream of its own for every row."""
 
 
-def draw(generator: np.random.Generator, sampling: Sampling, records: int) -> Indices:
-    """One batch of positions.
+def draw(generator: np.random.Generator, sampling: Sampling, records: int, count: int) -> list[Indices]:
+    """``count`` batches of positions.
 
     Guarantees: Poisson includes every record by a coin of its own; fixed is uniform among subsets of that size; draws
     are independent of each other and of the records' values.
     """
     if sampling.scheme is Scheme.POISSON:
-        return np.flatnonzero(generator.random(records) < sampling.rate)
+        return _coins(generator, sampling.rate, records, count)
     if sampling.scheme is Scheme.FIXED:
         size = round(sampling.rate * records)
-        return np.sort(generator.choice(records, size, replace=False, shuffle=False))
-    return np.arange(records)
+        return [np.sort(generator.choice(records, size, replace=False, shuffle=False)) for _ in range(count)]
+    return [np.arange(records)] * count
+
+
+def _coins(generator: np.random.Generator, rate: float, records: int, count: int) -> list[Indices]:
+    """Heads of ``count`` × ``records`` independent coins, found by the geometric gaps between them.
+
+    The gaps of a Bernoulli process are independent geometric variables, so this is the same draw as tossing every
+    coin, at the price of the heads only.
+    """
+    total = count * records
+    expected = total * rate
+    room = int(expected + 6 * np.sqrt(expected)) + 16
+    marks, last = [], -1
+    while last < total - 1:
+        gaps = np.minimum(generator.geometric(rate, room), total + 1)
+        marks.append(last + np.cumsum(gaps))
+        last = int(marks[-1][-1])
+    heads = np.concatenate(marks)
+    heads = heads[: np.searchsorted(heads, total)]
+    ends = np.searchsorted(heads, records * np.arange(1, count))
+    return np.split(heads % records, ends)
 
 
 def _fill(generator: np.random.Generator, row: Tensor) -> None:
@@ -73,7 +97,7 @@ class Keyed:
         self.run = run
 
     def _key(self, turn: Turn, what: str, purpose: str, step: int) -> NDArray[np.uint64]:
-        parts = (self.run, turn.client, str(turn.round), str(turn.copy), what, purpose, str(step))
+        parts = (turn.run or self.run, turn.client, str(turn.round), str(turn.copy), what, purpose, str(step))
         text = b"".join(len(p.encode()).to_bytes(4, "big") + p.encode() for p in parts)
         return np.frombuffer(blake2b(text, digest_size=16).digest(), dtype=np.uint64)
 
@@ -82,8 +106,7 @@ class Keyed:
 
     def batches(self, turn: Turn, what: str, sampling: Sampling, records: int, count: int) -> list[Indices]:
         """``count`` batches of one turn: consecutive, non-overlapping parts of the turn's sampling stream."""
-        generator = self._generator(turn, what, "sampling", 0)
-        return [draw(generator, sampling, records) for _ in range(count)]
+        return draw(self._generator(turn, what, "sampling", 0), sampling, records, count)
 
     def normal(self, turns: list[Turn], what: str, step: int, out: Tensor) -> Tensor:
         """Standard normals; on a CUDA device drawn there (Philox, a 64-bit key a row)."""
@@ -119,7 +142,7 @@ class Secret:
 
     def batches(self, turn: Turn, what: str, sampling: Sampling, records: int, count: int) -> list[Indices]:
         """``count`` batches that nobody can redo."""
-        return [draw(self._own(), sampling, records) for _ in range(count)]
+        return draw(self._own(), sampling, records, count)
 
     def normal(self, turns: list[Turn], what: str, step: int, out: Tensor) -> Tensor:
         """Standard normals that nobody can redo."""

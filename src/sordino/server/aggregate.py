@@ -48,28 +48,40 @@ def random_effects(
     updates: Matrix,
     variances: ArrayLike | None = None,
     *,
+    steps: ArrayLike | None = None,
     shares: ArrayLike | None = None,
-    spread_by: str = "structured",
-    horizon: float = 10.0,
+    spread_by: str = "reml",
+    horizon: float = 100.0,
 ) -> Any:
-    """The w that minimises κ(w − p)ᵀΓ(w − p) + Σ w_i²σ_i²: noise against the bias of not hearing a client.
+    """w_i ∝ ω_i/K_i, ω the votes that balance noise against the bias of not hearing a client (``server.spread``).
 
     Parameters
     ----------
     variances : σ_i², noise variance of one coordinate, as declared; None estimates them by factor analysis.
+    steps : K_i, local steps behind each update; None for equal numbers.
     shares : p, what each client should count for; None for equal shares.
-    spread_by : ``structured`` (Γ from the Gram matrix) or ``reml`` (Γ = τ²I, τ² by REML).
-    horizon : κ, over how many rounds noise averages out while bias adds up.
+    spread_by : ``reml`` (exchangeable clients) or ``structured`` (who resembles whom).
+    horizon : κ, how much more bias counts than the noise of one round.
     """
     columns = as_columns(updates)
     inner, sent = _gram_of_those_who_sent(columns)
-    wanted = np.ones(columns.shape[1]) if shares is None else np.asarray(shares, dtype=np.float64)
-    wanted = wanted[sent] / wanted[sent].sum()
+    count, effort = (
+        np.ones(columns.shape[1]) if given is None else np.asarray(given, dtype=np.float64) for given in (shares, steps)
+    )
+    wanted, effort = count[sent] / count[sent].sum(), effort[sent]
     if variances is None:
         noise = factor.fit(inner, columns.shape[0]).variances
     else:
         noise = np.asarray(variances, dtype=np.float64)[sent]
-    return _spread_out(updates, sent, spread.weigh(inner, noise, wanted, spread_by, horizon))
+    votes = spread.weigh(
+        inner / np.outer(effort, effort),
+        noise / effort**2,
+        wanted,
+        columns.shape[0],
+        spread_by=spread_by,
+        horizon=horizon,
+    )
+    return _spread_out(updates, sent, (votes / effort) / (votes / effort).sum())
 
 
 def column_norm(updates: Matrix) -> Any:

@@ -145,18 +145,23 @@ def random_effects(
     state: State,
     *,
     noise: str = "declared",
-    spread_by: str = "structured",
-    horizon: float = 10.0,
-    memory: float = 0.9,
+    spread_by: str = "reml",
+    horizon: float = 100.0,
+    memory: float = 0.95,
+    per_step: bool = True,
 ) -> Outcome:
-    """The w that minimises κ(w − p)ᵀΓ(w − p) + Σ w_i²σ_i² with p_i = n_i/Σn: noise against bias.
+    """Votes ω that minimise κ(ω − p)ᵀΓ(ω − p) + Σ ω_i²v_i with p_i = n_i/Σn: noise against bias (``server.spread``).
+
+    The step is Σ p_iK_i · Σ ω_i u_i/K_i: as long as a plain average's would be, whoever is heard. ``weights`` are the
+    factors of the u_i in it; the votes are in the diagnostics.
 
     Parameters
     ----------
     noise : ``declared`` variances (raised where a norm proves more), or ``factor`` analysis of this round.
-    spread_by : ``structured`` (Γ from the Gram matrix) or ``reml`` (Γ = τ²I).
-    horizon : κ, over how many rounds noise averages out while bias adds up.
+    spread_by : ``reml`` (exchangeable clients) or ``structured`` (who resembles whom).
+    horizon : κ, how much more bias counts than the noise of one round.
     memory : how much of the Gram matrix's average is kept from round to round, in [0, 1).
+    per_step : compare updates per local step; False compares whole updates.
     """
     if noise not in ("declared", "factor"):
         raise BadInput(f"noise {noise!r} is unknown: use declared or factor")
@@ -167,29 +172,42 @@ def random_effects(
     variances, lines = believable(screened)
     if noise == "factor" and len(screened.kept) >= 4 and dimension > len(screened.kept):
         variances, lines = plausible(factor.fit(inner, dimension).variances, facts)
+    steps = np.maximum(facts.steps, 1.0) if per_step else np.ones(len(variances))
+    variances = variances / steps**2
     scale = _scale(facts)
-    state, clean = _average(state, facts, (inner - np.diag(variances)) / scale, memory)
-    weights = spread.weigh(clean * scale + np.diag(variances), variances, data_shares(facts), spread_by, horizon)
-    shown = {"between_clients": float(np.diag(clean).mean() * scale), "log": lines}
+    clean = (inner / np.outer(steps, steps) - np.diag(variances)) / scale
+    state, clean, rounds = _average(state, facts, clean, memory)
+    full, shares = clean * scale + np.diag(variances), data_shares(facts)
+    votes = spread.weigh(full, variances, shares, rounds * dimension, spread_by=spread_by, horizon=horizon)
+    weights = votes * float(shares @ steps) / steps
+    between = spread.reml(full, variances, rounds * dimension)
+    shown = {"votes": votes.tolist(), "spread": between.estimate, "spread_error": between.error, "log": lines}
     return Outcome(weighted(screened.updates, weights), weights, state, shown)
 
 
-def _average(state: State, facts: Facts, clean: Array, memory: float) -> tuple[State, Array]:
-    """Exponential average over rounds of the noise-free Gram matrix, per pair of clients; of this round's rows."""
+def _average(state: State, facts: Facts, clean: Array, memory: float) -> tuple[State, Array, float]:
+    """Exponential average over rounds of the noise-free Gram matrix, per pair of clients, for this round's rows.
+
+    Also the number of rounds it is worth: (Σ memory^t)²/Σ memory^2t.
+    """
     if facts.clients.max() >= REMEMBERED or memory == 0.0:
-        return state, clean
+        return state, clean, 1.0
     size = int(facts.clients.max()) + 1
     total, count = (_grown(state.get(f"random_effects_{name}"), size) * memory for name in ("sum", "count"))
     pairs = np.ix_(facts.clients, facts.clients)
     rows, columns = (np.broadcast_to(index, clean.shape) for index in pairs)
     np.add.at(total, (rows, columns), clean)
     np.add.at(count, (rows, columns), 1.0)
+    past = int(state.get("random_effects_rounds", 0)) + 1
     following = {
         **state,
         "random_effects_sum": torch.from_numpy(total),
         "random_effects_count": torch.from_numpy(count),
+        "random_effects_rounds": past,
     }
-    return following, np.asarray(total[pairs] / count[pairs])
+    left = memory**past
+    worth = (1.0 - left) * (1.0 + memory) / ((1.0 + left) * (1.0 - memory))
+    return following, np.asarray(total[pairs] / count[pairs]), worth
 
 
 def _grown(kept: torch.Tensor | None, size: int) -> Array:

@@ -85,6 +85,7 @@ class MethodParts(Section):
 
     name: str = "dp-fedavg"
     select: Part | None = None
+    ask: Part | None = None
     local: Part | None = None
     clip: Part | None = None
     aggregate: Part | None = None

@@ -284,7 +284,16 @@ def make_setup(ready: Prepared, gate: Gate, payable: dict[str, int], device: tor
     work = Work(ready.engine, plan.method.clip, plan.method.local, also, stack=device.type == "cuda")
     loss = loss_by_name(ready.study["loss"])
     observer = Observer(ready.engine, loss, records, held, clients.sizes, central, clients.task == "classification")
-    return Setup(plan, work, gate, records, clients.train, observer, payable, lambda turns: spending(plan, turns))
+    return Setup(
+        plan,
+        work,
+        gate,
+        records,
+        clients.train,
+        observer,
+        payable=payable,
+        spending=lambda turns: spending(plan, turns),
+    )
 
 
 def spending(plan: Plan, turns: np.ndarray) -> dict[str, float] | None:

@@ -7,11 +7,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sordino.client.gradients import ways
+from sordino.client.gradients.linear import squared_norms
 from sordino.client.gradients.patches import Geometry, Pair, last_padded, patches_view, scattered
 from sordino.client.gradients.segments import Segments
 from sordino.client.gradients.tape import Held, Saved, Sums, Tape
 from sordino.client.gradients.types import LayerPlan, Slot
-
 
 SMALL_IMAGE = 16  # at so few positions the native kernels prefer channels first
 
@@ -85,8 +85,17 @@ class ConvLayer:
         else:
             geometry = self.geometry
             dx = torch.ops.aten.convolution_backward(
-                dy4, saved[0], weight, None, geometry.stride, geometry.padding, geometry.dilation,
-                False, [0, 0], self.groups, [True, False, False],
+                dy4,
+                saved[0],
+                weight,
+                None,
+                geometry.stride,
+                geometry.padding,
+                geometry.dilation,
+                False,
+                [0, 0],
+                self.groups,
+                [True, False, False],
             )[0]
         return dx.squeeze(-2) if self.one_axis else dx
 
@@ -117,8 +126,9 @@ class ConvLayer:
 
     def _kernels(self, weight: Tensor) -> Tensor:
         """``[rows, outputs, channels/groups, kh, kw]`` to ``[rows·groups, outputs/groups, taps·channels/groups]``."""
-        split = weight.unflatten(1, (self.groups, -1)).permute(0, 1, 2, 4, 5, 3)
-        return split.reshape(weight.shape[0] * self.groups, self.outputs // self.groups, -1)
+        rows, grouped = weight.shape[0], self.outputs // self.groups
+        split = weight.view(rows, self.groups, grouped, *weight.shape[2:]).permute(0, 1, 2, 4, 5, 3)
+        return split.reshape(rows * self.groups, grouped, -1)
 
     def record(self, dy: Tensor, saved: Saved, tape: Tape) -> None:
         """Per-record products, or ghost norms where they are cheaper."""
@@ -131,7 +141,7 @@ class ConvLayer:
         if self.bias_slot is not None:
             shift = last.sum(1)
             tape.hold(self.name, "bias", shift)
-            tape.add_squares(ways.squared_norms(shift))
+            tape.add_squares(squared_norms(shift))
 
     def pull(self, factors: Tensor, held: Held, segments: Segments, sums: Sums) -> None:
         """Weighted sums of what the way holds."""
@@ -139,4 +149,3 @@ class ConvLayer:
             self.way.pull(factors, held, segments, sums, self.weight_slot)
         if self.bias_slot is not None:
             segments.weighted(factors, held["bias"], sums.of(self.bias_slot))
-

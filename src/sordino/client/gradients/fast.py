@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import TypeVar
 
 import torch
@@ -13,11 +14,12 @@ from torch.nn.modules.dropout import _DropoutNd
 from sordino.client.gradients.convolution import ConvLayer
 from sordino.client.gradients.layout import dimension_of, flatten, layout_of, load
 from sordino.client.gradients.losses import Loss
+from sordino.client.gradients.rules import refuse_reuse
 from sordino.client.gradients.segments import Segments
 from sordino.client.gradients.shadow import shadow_of
-from sordino.client.gradients.tape import Batch, Held, Layer, Recorded, Sums, Tape, Workspace
+from sordino.client.gradients.tape import Batch, Layer, Recorded, Sums, Tape, Workspace
 from sordino.client.gradients.threads import spread, workers
-from sordino.client.gradients.types import Graded, LayerPlan, Slot
+from sordino.client.gradients.types import Graded, LayerPlan, Slot, evaluating
 
 BLOCK_BYTES = 8 * 2**20
 SMALLEST_BLOCK = 16
@@ -47,7 +49,7 @@ class Fast:
     def __init__(self, model: nn.Module, loss: Loss) -> None:
         self._slots = layout_of(model)
         self._loss = loss
-        self._shadow, self._layers = shadow_of(model, self._slots, self._run_layer)
+        self.module, self._layers = shadow_of(model, self._slots, self._run_layer)
         self._convolves = any(isinstance(layer, ConvLayer) for layer in self._layers)
         self._draws = any(isinstance(module, _DropoutNd) for module in model.modules())
         self._own = _Own()
@@ -79,14 +81,13 @@ class Fast:
     def __call__(self, params: Tensor, x: Tensor, y: Tensor, mask: Tensor | None = None) -> Graded:
         """Grade rows of records, each row under its own parameters."""
         segments = Segments.regular(y.shape[0], y.shape[1])
-        graded = self._grade(self._windows(params, segments), x.flatten(0, 1), y.flatten(0, 1), segments, mask)
-        graded.losses, graded.norms = graded.losses.view(y.shape), graded.norms.view(y.shape)
-        return graded
+        graded = self._grade(self._windows(params, segments), x.flatten(0, 1), y.flatten(0, 1), segments)
+        return graded.masked(mask).shaped(y.shape[:2])
 
     def shared(self, params: Tensor, x: Tensor, y: Tensor, rows_of: Tensor, rows: int) -> Graded:
         """Grade a ragged batch under one vector of parameters."""
         segments = Segments.ragged(rows_of, rows)
-        return self._grade(self._blocks(params, 0, segments.records), x, y, segments, None)
+        return self._grade(self._blocks(params, 0, segments.records), x, y, segments)
 
     def losses(self, params: Tensor, x: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
         """Per-record losses, forward only."""
@@ -104,12 +105,9 @@ class Fast:
 
     def predict(self, flat: Tensor, x: Tensor) -> Tensor:
         """Outputs for evaluation."""
-        was_training = self._shadow.training
-        self._shadow.eval()
-        try:
+        # Only dropout asks for the mode; a switch would disturb other threads that use this engine.
+        with evaluating(self.module) if self._draws else nullcontext():
             return torch.cat(self._each(lambda window: self._evaluated(window, x), self._blocks(flat, 0, x.shape[0])))
-        finally:
-            self._shadow.train(was_training)
 
     def _evaluated(self, window: Window, x: Tensor) -> Tensor:
         weights, start, stop = window
@@ -156,14 +154,12 @@ class Fast:
             x = x.contiguous(memory_format=torch.channels_last)
         self._own.tape = tape
         try:
-            out: Tensor = self._shadow(x)
+            out: Tensor = self.module(x)
         finally:
             self._own.tape = None
         return out
 
-    def _grade(
-        self, windows: list[Window], x: Tensor, y: Tensor, segments: Segments, mask: Tensor | None
-    ) -> Graded:
+    def _grade(self, windows: list[Window], x: Tensor, y: Tensor, segments: Segments) -> Graded:
         own = self._own
         own.calls += 1
         ticket = own.calls
@@ -178,19 +174,20 @@ class Fast:
                 torch.autograd.grad(each.sum(), self._anchor, allow_unused=True)
             losses[start:stop] = each.detach()
             self._volume = self._volume or tape.volume // (stop - start)
+            refuse_reuse(tape.used)
 
         if segments.records:
             self._each(one, windows)
-        finite = torch.isfinite(losses) & torch.isfinite(batch.squares)
-        norms = torch.where(finite, batch.squares.sqrt(), torch.full_like(losses, torch.inf))
-        if mask is not None:
-            losses, norms = (torch.where(mask.flatten(), each, torch.zeros_like(each)) for each in (losses, norms))
-        puller = self._puller(batch.held, finite, segments)
-        return Graded(losses, norms, puller, (segments.rows, self.dimension), lambda: ticket == own.calls)
+        return Graded.of(
+            losses,
+            batch.squares,
+            self._puller(batch, torch.isfinite(losses) & torch.isfinite(batch.squares), segments),
+            (segments.rows, self.dimension),
+            lambda: ticket == own.calls,
+        )
 
-    def _puller(
-        self, held: dict[str, Held], finite: Tensor, segments: Segments
-    ) -> Callable[[Tensor, Tensor], None]:
+    def _puller(self, batch: Batch, finite: Tensor, segments: Segments) -> Callable[[Tensor, Tensor], None]:
+        held = batch.held
         # On a CPU the question is free; on a GPU asking would wait for the device, so everything is scrubbed.
         scrub = finite.device.type != "cpu" or not bool(finite.all())
 

@@ -70,7 +70,8 @@ class LinearLayer:
 
 def squared_norms(values: Tensor) -> Tensor:
     """‖values_j‖² of ``[n, …]``, in one pass without a temporary."""
-    return torch.linalg.vector_norm(values.flatten(1), dim=1).square_()
+    norms: Tensor = torch.linalg.vector_norm(values.flatten(1), dim=1)
+    return norms.square_()
 
 
 def squared_outer(x: Tensor, dy: Tensor) -> Tensor:

@@ -40,6 +40,12 @@ class _Affine:
             segments.weighted(factors, held[key], sums.of(slot))
 
 
+def order_of(x: Tensor) -> torch.memory_format:
+    """Channels last or first: the native kernels take both, but the same for an input and its gradient."""
+    last = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+    return torch.channels_last if last else torch.contiguous_format
+
+
 class GroupNormLayer(_Affine):
     """``y = γ (x − μ)/s + β`` with μ, s over groups of channels; InstanceNorm is one channel a group.
 
@@ -54,6 +60,7 @@ class GroupNormLayer(_Affine):
     def forward(self, x: Tensor, tape: Tape) -> tuple[Tensor, Saved]:
         """Native group norm; a stacked scale and shift come after it."""
         weight, bias = self.value("weight", tape), self.value("bias", tape)
+        x = x.contiguous(memory_format=order_of(x))
         n, channels, area = x.shape[0], x.shape[1], x[0, 0].numel()
         fused = (None, None) if tape.stacked else (weight, bias)
         out, mean, rstd = torch.native_group_norm(x, *fused, n, channels, area, self.groups, self.eps)
@@ -72,6 +79,7 @@ class GroupNormLayer(_Affine):
         n, channels, area = dy.shape[0], dy.shape[1], dy[0, 0].numel()
         if tape.stacked and weight is not None:
             dy, weight = dy * self._spread(weight, dy.dim(), tape), None
+        dy = dy.contiguous(memory_format=order_of(x))
         dx: Tensor = torch.ops.aten.native_group_norm_backward(
             dy, x, mean, rstd, weight, n, channels, area, self.groups, [True, False, False]
         )[0]
@@ -104,6 +112,7 @@ class LayerNormLayer(_Affine):
 
     def forward(self, x: Tensor, tape: Tape) -> tuple[Tensor, Saved]:
         """Normalise, then scale and shift."""
+        x = x.contiguous()
         out, mean, rstd = torch.native_layer_norm(x, self.shape, None, None, self.eps)
         weight, bias = self.value("weight", tape), self.value("bias", tape)
         if weight is not None:
@@ -117,7 +126,7 @@ class LayerNormLayer(_Affine):
         if weight is not None:
             dy = dy * self._spread(weight, dy, tape)
         dx: Tensor = torch.ops.aten.native_layer_norm_backward(
-            dy, x, self.shape, mean, rstd, None, None, [True, False, False]
+            dy.contiguous(), x, self.shape, mean, rstd, None, None, [True, False, False]
         )[0]
         return dx
 

@@ -12,9 +12,10 @@ from sordino.client.gradients.linear import EmbeddingLayer, LinearLayer
 from sordino.client.gradients.norms import GroupNormLayer, LayerNormLayer
 from sordino.client.gradients.tape import Layer
 from sordino.client.gradients.types import Slot
+from sordino.errors import BadInput
 
 
-class Unsupported(Exception):
+class Unsupported(BadInput):
     """The fast engine cannot serve a model; the message says which layer and why."""
 
 
@@ -47,3 +48,10 @@ def _layer(name: str, module: nn.Module, own: dict[str, Slot]) -> Layer:
     if isinstance(module, nn.Embedding) and (module.max_norm is not None or module.scale_grad_by_freq):
         raise Unsupported(f"layer '{name}' renormalises its table or scales gradients by frequency")
     return _RULES[kind](name, module, own)
+
+
+def refuse_reuse(used: dict[str, int]) -> None:
+    """Raise for a layer that ran twice in one pass: its gradient is a sum, whose norm the rules do not see."""
+    for name, count in used.items():
+        if count > 1:
+            raise Unsupported(f"layer '{name}' runs {count} times in one pass")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -48,14 +49,14 @@ class Segments:
 
     def pieces(self) -> list[tuple[int, int, int]]:
         """``(row, start, stop)`` of every row that has records."""
-        return [(row, a, b) for row, (a, b) in enumerate(zip(self.bounds, self.bounds[1:])) if b > a]
+        return [(row, a, b) for row, (a, b) in enumerate(pairwise(self.bounds)) if b > a]
 
     def split(self, parts: int) -> list[tuple[slice, Segments, slice]]:
         """Consecutive rows in so many parts of about equal size: the rows, their own segments, their records."""
         parts = max(1, min(parts, self.rows))
         cuts = [part * self.rows // parts for part in range(parts + 1)]
         out = []
-        for first, last in zip(cuts, cuts[1:]):
+        for first, last in pairwise(cuts):
             start, stop = self.bounds[first], self.bounds[last]
             bounds = tuple(bound - start for bound in self.bounds[first : last + 1])
             out.append((slice(first, last), Segments(bounds, self.width), slice(start, stop)))

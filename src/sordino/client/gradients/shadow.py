@@ -42,7 +42,7 @@ def _route(module: nn.Module, layer: Layer, run: Callable[[Layer, Tensor], Tenso
     def forward(x: Tensor) -> Tensor:
         return run(layer, x if padding is None else functional.pad(x, padding[0], padding[1]))
 
-    module.forward = forward  # type: ignore[method-assign]
+    module.forward = forward
 
 
 def _padding_before(module: nn.Module) -> tuple[list[int], str] | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -59,6 +60,31 @@ class Graded:
     _shape: tuple[int, int]
     _is_current: Callable[[], bool]
 
+    @staticmethod
+    def of(
+        losses: Tensor,
+        squares: Tensor,
+        pull: Callable[[Tensor, Tensor], None],
+        shape: tuple[int, int],
+        is_current: Callable[[], bool] = lambda: True,
+    ) -> Graded:
+        """From losses and squared norms ``[n]``, and what writes the weighted sum of finite records into a matrix."""
+        finite = torch.isfinite(losses) & torch.isfinite(squares)
+        return Graded(losses, squares.sqrt().masked_fill_(~finite, torch.inf), pull, shape, is_current)
+
+    def masked(self, mask: Tensor | None) -> Graded:
+        """The same with padding's loss and norm at 0."""
+        if mask is not None:
+            padding = ~mask.reshape(self.losses.shape)
+            self.losses = self.losses.masked_fill(padding, 0)
+            self.norms = self.norms.masked_fill(padding, 0)
+        return self
+
+    def shaped(self, shape: tuple[int, ...]) -> Graded:
+        """The same with losses and norms in that shape."""
+        self.losses, self.norms = self.losses.view(shape), self.norms.view(shape)
+        return self
+
     def pull(self, factors: Tensor, out: Tensor | None = None) -> Tensor:
         """Σ_j factors_j · g_j for every row, ``[rows, d]``; written into ``out`` when given.
 
@@ -76,6 +102,10 @@ class Graded:
 
 class Engine(Protocol):
     """Per-record gradients of one model under one loss. Parameters are rows of a flat ``[rows, d]`` matrix."""
+
+    @property
+    def module(self) -> nn.Module:
+        """The engine's own copy of the model; its weights mean nothing."""
 
     @property
     def dimension(self) -> int:
@@ -98,10 +128,21 @@ class Engine(Protocol):
         """Grade ``x[rows, b, …]``, ``y[rows, b]`` under ``params[rows, d]``; False in ``mask[rows, b]`` is padding."""
 
     def shared(self, params: Tensor, x: Tensor, y: Tensor, rows_of: Tensor, rows: int) -> Graded:
-        """Grade a ragged batch ``x[n, …]`` under one ``params[d]``; ``rows_of[n]``, sorted, says whose each record is."""
+        """Grade a ragged batch ``x[n, …]`` under one ``params[d]``; ``rows_of[n]``, sorted, is each record's row."""
 
     def losses(self, params: Tensor, x: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
         """Per-record losses ``[rows, b]`` only; 0 for masked records."""
 
     def predict(self, flat: Tensor, x: Tensor) -> Tensor:
         """Outputs of the model with parameters ``flat[d]`` for ``x[n, …]``, in evaluation mode."""
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """The module in evaluation mode, and back."""
+    was_training = module.training
+    module.eval()
+    try:
+        yield
+    finally:
+        module.train(was_training)

@@ -55,10 +55,10 @@ def choose(geometry: Geometry, inputs: int, outputs: int, groups: int, size: tor
 
 def by_group(seen: Tensor, groups: int) -> Tensor:
     """Patches ``[n, ho, wo, kh, kw, c]`` to ``[n·groups, positions, taps·c/groups]``."""
-    n, high, wide, kh, kw, channels = seen.shape
+    n, high, wide, _, _, channels = seen.shape
     if groups == 1:
         return seen.reshape(n, high * wide, -1)
-    split = seen.unflatten(5, (groups, channels // groups)).permute(0, 5, 1, 2, 3, 4, 6)
+    split = seen.view(*seen.shape[:5], groups, channels // groups).permute(0, 5, 1, 2, 3, 4, 6)
     return split.reshape(n * groups, high * wide, -1)
 
 
@@ -127,9 +127,7 @@ class Planes:
     method: str = "per-record"
     reason: str = "few channels: shifted images serve the forward pass and the gradient; held for the sum"
 
-    def forward(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, take: Take, layer: str
-    ) -> tuple[Tensor, Saved]:
+    def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None, take: Take, layer: str) -> tuple[Tensor, Saved]:
         """The convolution as one product per record, written channels-last (the native one is not, at one channel)."""
         planes = self._planes(x, take, layer)
         n = x.shape[0]

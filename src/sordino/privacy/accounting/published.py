@@ -21,7 +21,8 @@ from scipy.special import gammaln, logsumexp
 
 from sordino.errors import BadInput
 from sordino.privacy.accounting import rdp
-from sordino.privacy.accounting.parts import Composition, Floats, Kind, Part, scaled, table
+from sordino.privacy.accounting.parts import Composition, Floats, Kind, Part, normal_form, scaled, table
+from sordino.privacy.types import Budget, Event
 
 ROBUST_HDP_ORDERS: tuple[float, ...] = (*(1 + k / 10 for k in range(1, 100)), *(float(k) for k in range(12, 65)))
 PHASE_SHARE = 0.25
@@ -140,3 +141,17 @@ def wor_scales(
                 low = middle
         out[i] = math.exp(high)
     return out
+
+
+def wor_phase_scales(events: Sequence[Event], budget: Budget) -> list[float]:
+    """The paper's noise for each kind of release on its own: ε/4 for each of two phases (Theorem 1), ε/2 for one.
+
+    Factors on the events' noises; 0 where ε = ∞. An error where its formula certifies nothing, or knows no such case.
+    """
+    if budget.is_public:
+        return [0.0] * len(events)
+    if len(events) > 2:
+        raise BadInput("calibrate = 'wor-paper' covers at most two kinds of release: use calibrate = 'tight'")
+    target, delta = np.array([budget.epsilon]), np.array([budget.delta])
+    share = 0.5 / len(events)
+    return [float(wor_scales([normal_form([one])], target, delta, share)[0]) for one in events]

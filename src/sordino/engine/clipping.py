@@ -1,0 +1,46 @@
+"""What clipping does, as an observer sees it in simulation: free, never released, covered by no guarantee (R12)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sordino.client.clip import Public
+from sordino.client.rows import Records
+from sordino.client.turn import Work
+
+RECORDS = 2048
+"""At most this many records are looked at, evenly spaced over all clients' training records."""
+
+QUANTILES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+
+
+def watch_clipping(
+    work: Work, records: Records, train: list[NDArray[np.int64]], weights: Tensor, public: Public
+) -> dict[str, Any]:
+    """At these weights: the share of records that the gate scales down, their median gradient norm, and τ_q.
+
+    τ_q = Q_q({‖g_j‖²}) / mean ‖g_j‖², the quantile-mean ratio of AdaptDP-FedAvg's Definition 1.
+    """
+    where = np.concatenate(train)
+    where = where[np.linspace(0, len(where) - 1, min(len(where), RECORDS)).round().astype(np.int64)]
+    x, y, valid = records.at(torch.from_numpy(where).to(records.y.device))
+    if valid is not None:
+        x, y = x[valid], y[valid]
+    if len(y) == 0:
+        return {}
+    graded = work.engine.shared(weights, x, y, torch.zeros(len(y), dtype=torch.int64, device=y.device), 1)
+    norms = graded.norms
+    size = work.clip.factors(graded.losses, norms, public).abs() * norms
+    cut = (size > float(work.clip.bound(public)) * (1 + 1e-6)).double().mean()
+    squares = norms.double().square()
+    squares = squares[torch.isfinite(squares)].cpu().numpy()
+    found: dict[str, Any] = {"clipped_share": float(cut)}
+    if len(squares) and squares.mean() > 0:
+        found["median_norm"] = float(np.sqrt(np.median(squares)))
+        found["tau"] = {f"{q:g}": float(np.quantile(squares, q) / squares.mean()) for q in QUANTILES}
+    return found
