@@ -41,7 +41,9 @@ def test_every_example_study_plans(path):
     from sordino.study.file import read_study
 
     study = read_study(path)
-    assert sd.plan(study.federation(), method=study.chosen_method(), **study.arguments()).clients
+    assert study.chosen_method().name in methods.names()
+    if study.data.name in ("digits", "breast-cancer", "least-squares"):  # the others need `sordino data get` first
+        assert sd.plan(study.federation(), method=study.chosen_method(), **study.arguments()).clients
 
 
 def test_importing_sordino_loads_neither_plotly_nor_flower():

@@ -117,3 +117,12 @@ def test_published_noise_is_larger_and_charged_at_its_real_price(digits):
 def test_select_is_refused_where_everyone_takes_part(digits):
     with pytest.raises(BadInput, match="asks everyone"):
         sd.train(digits, "logistic", "dp-fedavg", rounds=1, select=2)
+
+
+def test_the_plan_shows_what_a_selection_rule_does(digits):
+    view = sd.plan(digits, "logistic", "privacy-aware", rounds=30, select=2, rate=0.2)
+    found = view.to_dict()["selection"]
+    assert sum(found["probabilities"]) == pytest.approx(1.0)
+    assert found["noise"] < found["noise_unbiased"]
+    assert [row["rule"] for row in found["ranking"]][0] == "privacy-aware"
+    assert sd.plan(digits, "logistic", "dp-fedavg", rounds=3).to_dict()["selection"] is None

@@ -21,14 +21,28 @@ def radius(public: Public) -> Tensor | float:
     return found
 
 
-def squared_norms() -> Question:
-    """Σ min(‖g_j‖², Ĝ²): how large gradients are at the weights the server sent. Ĝ is ``clip``."""
+def squared_norms(reach: float | None = None) -> Question:
+    """Σ min(‖g_j‖², Ĝ²): how large gradients are at the weights the server sent. Ĝ is ``clip``.
+
+    With ``reach`` κ the bound follows the radius, Ĝ_r = min(Ĝ, κ·C_{r−1}), and the noise on the answer with it.
+    """
+    if reach is not None and not reach > 1:
+        raise BadInput(f"ask.reach = {reach!r} must be above 1: it is how far gradients may exceed the last radius")
+
+    def ceiling(public: Public) -> Tensor | float:
+        largest: Tensor | float = public["clip"]
+        if reach is None:
+            return largest
+        wanted = reach * radius(public)
+        if isinstance(wanted, Tensor) or isinstance(largest, Tensor):
+            return torch.minimum(*torch.broadcast_tensors(*map(torch.as_tensor, (wanted, largest))))
+        return min(wanted, largest)
 
     def values(losses: Tensor, norms: Tensor, public: Public) -> Tensor:
         # Cut before squaring: the square of a large norm overflows, and an infinite value would count as zero.
-        return torch.clamp(norms, max=public["clip"]).square()
+        return torch.clamp(norms, max=ceiling(public)).square()
 
-    return Question("squared-norm", values, lambda public: public["clip"] ** 2)
+    return Question("squared-norm", values, lambda public: ceiling(public) ** 2)
 
 
 def under_radius() -> Question:

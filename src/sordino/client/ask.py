@@ -29,7 +29,7 @@ class Question:
 
     what: str
     values: Callable[[Tensor, Tensor, Public], Tensor]
-    bound: Callable[[Public], float]
+    bound: Callable[[Public], Tensor | float]
 
 
 def scalar_piece(values: Tensor, owner: Tensor | None, rows: int, spread: Callable[[Tensor], Tensor]) -> Piece:

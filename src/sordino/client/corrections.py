@@ -19,8 +19,8 @@ from sordino.errors import BadInput
 def scaffold() -> Local:
     """SCAFFOLD (Karimireddy et al. 2020), option II: w ← w − η(g − c_i + c), then c_i ← mean of the turn's g.
 
-    c is broadcast as ``control``; uploads w_i − w and the change of c_i. With noisy g this is DP-SCAFFOLD (Noble et
-    al. 2022).
+    c is broadcast as ``control``. The new c_i follows from the uploaded w_i − w, so the server works it out too and
+    nothing else is uploaded. With noisy g this is DP-SCAFFOLD (Noble et al. 2022).
 
     Guarantees: c_i = c_i − c + (w − w_i)/(Kη) is a function of releases alone.
     """
@@ -40,7 +40,7 @@ def _renew_control(params: Tensor, start: Tensor, state: State, public: Public) 
     change = update / (-state["steps"] * public["lr"])
     if "control" in public:
         change -= public["control"]
-    return {"update": update, "control": change}, {"control": state["control"] + change}
+    return {"update": update}, {"control": state["control"] + change}
 
 
 def fedprox(mu: float = 0.1) -> Local:

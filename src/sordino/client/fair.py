@@ -48,8 +48,6 @@ def fair_step(weight: float = 0.1) -> Local:
         return plain
 
     def update(params: Tensor, state: State, gradient: Tensor, public: Public) -> tuple[Tensor, State]:
-        if "loss" not in public:
-            raise BadInput("local 'fair' needs the loss of every step: ask for it with batch = 'step'")
         return params.sub_(gradient.mul_(_factor(public["loss"], public, chosen).mul_(public["lr"]))), state
 
     return Local(f"fair(weight={chosen:g})", update, plain.finish, needs=("loss",))
@@ -82,7 +80,8 @@ def _factor(losses: Tensor, public: Public, weight: float) -> Tensor:
     """1 + λ(F − F(w_t)); 1 before the first release."""
     if "mean_loss" not in public:
         return torch.ones_like(losses)
-    return (losses - public["mean_loss"]).mul_(weight).add_(1.0)
+    found: Tensor = (losses - public["mean_loss"]) * weight + 1.0
+    return found
 
 
 def _checked(key: str, weight: float) -> float:

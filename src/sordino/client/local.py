@@ -27,7 +27,7 @@ class Local:
         from the step's batch beside the gradient is in ``public`` under its name, [rows, 1].
     finish: (params, start, state, public) → (upload, state), once a turn; ``upload`` maps names to [rows, …].
     state: the names of the per-client vectors of length d that survive between rounds; they start at zero.
-    needs: the questions whose answers it uses.
+    needs: the questions whose answers it uses; they must be asked of the step's own batch.
     partner: what it shares with the aggregation rule that is its other half at the server, if there is one.
     """
 

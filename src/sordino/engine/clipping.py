@@ -37,8 +37,7 @@ def watch_clipping(
     norms = graded.norms
     size = work.clip.factors(graded.losses, norms, public).abs() * norms
     cut = (size > float(work.clip.bound(public)) * (1 + 1e-6)).double().mean()
-    squares = norms.double().square()
-    squares = squares[torch.isfinite(squares)].cpu().numpy()
+    squares = norms[torch.isfinite(norms)].double().square().cpu().numpy()
     found: dict[str, Any] = {"clipped_share": float(cut)}
     if len(squares) and squares.mean() > 0:
         found["median_norm"] = float(np.sqrt(np.median(squares)))

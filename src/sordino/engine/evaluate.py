@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,47 @@ from sordino.client.gradients.losses import Loss
 from sordino.client.rows import Records
 
 BATCH = 1024
+
+
+def spread(accuracy: NDArray[np.float64]) -> dict[str, float]:
+    """How unequal clients fare: variance over clients, and the means of the worst and the best tenth (at least one)."""
+    ranked = np.sort(accuracy)
+    tenth = max(1, round(len(ranked) / 10))
+    return {
+        "accuracy_variance": float(ranked.var()),
+        "worst_decile": float(ranked[:tenth].mean()),
+        "best_decile": float(ranked[-tenth:].mean()),
+    }
+
+
+def by_budget(
+    epsilons: Sequence[float], accuracy: Sequence[float | None] | None, loss: Sequence[float | None], groups: int = 3
+) -> list[dict[str, Any]]:
+    """Do strict clients get a worse model? Accuracy and loss of at most ``groups`` groups of clients, strictest first.
+
+    Groups are as equal in number as they can be without parting clients of one ε; with one ε there is nothing to tell.
+    """
+    levels, counts = np.unique(np.asarray(epsilons, dtype=np.float64), return_counts=True)
+    if len(levels) < 2:
+        return []
+    middles = np.cumsum(counts) - counts / 2
+    place = np.minimum((middles * groups / counts.sum()).astype(int), groups - 1)
+    found = []
+    for group in np.unique(place):
+        inside = levels[place == group]
+        members = [i for i, e in enumerate(epsilons) if inside[0] <= e <= inside[-1]]
+        hits = [] if accuracy is None else [a for i in members if (a := accuracy[i]) is not None]
+        misses = [v for i in members if (v := loss[i]) is not None]
+        found.append(
+            {
+                "least_epsilon": float(inside[0]),
+                "most_epsilon": float(inside[-1]),
+                "clients": len(members),
+                "accuracy": float(np.mean(hits)) if hits else None,
+                "loss": float(np.mean(misses)) if misses else None,
+            }
+        )
+    return found
 
 
 class Observer:
@@ -42,7 +84,7 @@ class Observer:
         self.classification = classification
 
     def look(self, weights: Tensor) -> dict[str, Any]:
-        """Accuracy (mean, worst, per client), loss Σ p_i F_i, unfairness Ψ = Σ p_i (F_i − F)², central accuracy."""
+        """Accuracy (mean, spread, per client), loss Σ p_i F_i, unfairness Ψ = Σ p_i (F_i − F)², central accuracy."""
         where = np.concatenate(self.held)
         losses, hits = self._sweep(weights, self.records, torch.from_numpy(where))
         ends = np.cumsum([len(one) for one in self.held])[:-1]
@@ -59,6 +101,8 @@ class Observer:
             "client_accuracy": [None if np.isnan(a) else float(a) for a in accuracy] if self.classification else None,
             "client_loss": [None if np.isnan(v) else float(v) for v in loss],
         }
+        if self.classification:
+            found |= spread(accuracy[seen])
         if self.central is not None:
             central_loss, central_hits = self._sweep(weights, self.central, torch.arange(len(self.central.y)))
             found["central_accuracy"] = float(central_hits.mean()) if self.classification else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -60,8 +60,8 @@ class Setup:
     def turns_left(self) -> Index:
         """The most turns each client can take in this run."""
         most = [self.payable.get(c.name, 1 << 40) for c in self.plan.clients]
-        if self.plan.schedule.caps is not None:  # the whole run was declared as one turn: pay all of it or nothing
-            most = [1 << 40 if one else 0 for one in most]
+        # Where the whole run was declared as one turn, a client pays all of it or nothing.
+        most = [(1 << 40 if one else 0) if c.whole else one for one, c in zip(most, self.plan.clients)]
         return np.array(most, dtype=np.int64)
 
 
@@ -96,7 +96,7 @@ def look(setup: Setup, state: Checkpoint, record: dict[str, Any], taken: Index) 
     state.round = record["round"]
     if is_time(setup.plan, state.round):
         record |= setup.observer.look(state.shown)
-        record["spent_epsilon"] = setup.spending(taken)
+        record["spent_epsilon"] = None if setup.plan.method.adaptive else setup.spending(taken)
     else:
         record |= {"accuracy": None, "loss": None, "psi": None}
     state.history.append(record)
@@ -123,7 +123,7 @@ class Opened:
 def open_round(setup: Setup, state: Checkpoint, number: int, taken: Index) -> Opened:
     """Ask, choose, charge. Nobody's turn has begun."""
     plan = setup.plan
-    called = _who_can_pay(setup, plan.schedule.round(number), taken)
+    called = _who_can_pay(setup, state, plan.schedule.round(number), taken)
     own = [one for one in plan.method.ask if one.batch == "own"]
     heard = {}
     for place, ask in enumerate(own if len(called.clients) else ()):
@@ -133,7 +133,7 @@ def open_round(setup: Setup, state: Checkpoint, number: int, taken: Index) -> Op
         kept = np.sort(choose(called.clients, losses, plan.schedule.select, taken, plan.schedule.caps))
         called = Round(kept, np.zeros_like(kept), np.ones(len(kept)))
     public = broadcast(setup, state)
-    terms = [plan.clients[i].terms for i in called.clients]
+    terms = _turn_terms(setup, state, called)
     return Opened(number, called, heard, public, _grant(setup, state, number, called, terms, public))
 
 
@@ -143,7 +143,8 @@ def close_round(setup: Setup, state: Checkpoint, opened: Opened, uploads: dict[s
     record: dict[str, Any] = {"round": number, "participants": [plan.clients[i].name for i in called.clients]}
     if not uploads:
         return record | {"note": "no client could pay for this round"}
-    facts = _facts(setup, called, number, opened.public, {**opened.heard, **uploads})
+    known = {**opened.heard, **uploads, **_pace(setup, state, opened)}
+    facts = _facts(setup, called, number, opened.public, known, opened.permit.terms)
     record |= _clipping(setup, state, opened)
     for ask in plan.method.ask:
         if ask.batch == "step":
@@ -235,7 +236,9 @@ def _chunk(
         names = ", ".join(sorted({t.client for t in permit.turns}))
         raise SordinoError(f"round {permit.turns[0].round}, local steps of {names}: {error}") from error
     for name in local.state:
-        _client_state(state, name, count)[where] = after.value[name].to("cpu")
+        kept_now, table = after.value[name].to("cpu"), _client_state(state, name, count)
+        for row, client in enumerate(clients):  # a client drawn twice keeps what its last turn left
+            table[client] = kept_now[row]
     return upload
 
 
@@ -245,10 +248,44 @@ def _client_state(state: Checkpoint, name: str, clients: int) -> Tensor:
     return state.clients[name]
 
 
-def _who_can_pay(setup: Setup, called: Round, taken: Index) -> Round:
+def _steps_left(setup: Setup, state: Checkpoint) -> Index:
+    """Local steps that each client's plan has left, where the server sets the pace."""
+    total = np.array([c.turns * c.terms.count for c in setup.plan.clients], dtype=np.int64)
+    used = state.server.get("steps_used")
+    return total if used is None else total - used.cpu().numpy()
+
+
+def _turn_terms(setup: Setup, state: Checkpoint, called: Round) -> list[Terms]:
+    """The terms of everyone's turn; where the server sets the pace, so many steps of what the plan has left (R6)."""
+    planned = [setup.plan.clients[i].terms for i in called.clients]
+    if not setup.plan.method.adaptive:
+        return planned
+    left, pace = _steps_left(setup, state), state.server.get("public/steps")
+    counts = []
+    for i, one in zip(called.clients, planned):
+        counts.append(int(min(pace or one.count, left[i])))
+        left[i] -= counts[-1]
+    return [replace(one, count=count) for one, count in zip(planned, counts)]
+
+
+def _pace(setup: Setup, state: Checkpoint, opened: Opened) -> dict[str, Any]:
+    """Book the steps of this round where the server sets the pace; what a rule needs to know to set the next."""
+    if not setup.plan.method.adaptive:
+        return {}
+    left, clients = _steps_left(setup, state), opened.called.clients
+    total = np.array([c.turns * c.terms.count for c in setup.plan.clients], dtype=np.int64)
+    np.subtract.at(left, clients, [one.count for one in opened.permit.terms])
+    state.server = {**state.server, "steps_used": torch.from_numpy(total - left)}
+    return {"steps_left": left[clients], "step_budget": total[clients]}
+
+
+def _who_can_pay(setup: Setup, state: Checkpoint, called: Round, taken: Index) -> Round:
     """Of the scheduled participations, those whose client can still pay for a turn."""
     left = setup.turns_left - taken
     keep = called.copies < left[called.clients]
+    if setup.plan.method.adaptive:
+        pace = np.array([state.server.get("public/steps") or c.terms.count for c in setup.plan.clients])
+        keep &= called.copies * pace[called.clients] < _steps_left(setup, state)[called.clients]
     return Round(called.clients[keep], called.copies[keep], called.weights[keep])
 
 
@@ -284,12 +321,22 @@ def _clipping(setup: Setup, state: Checkpoint, opened: Opened) -> dict[str, Any]
     return found
 
 
-def _facts(setup: Setup, called: Round, number: int, public: dict[str, Any], heard: dict[str, Tensor]) -> Facts:
+def _facts(
+    setup: Setup,
+    called: Round,
+    number: int,
+    public: dict[str, Any],
+    heard: dict[str, Any],
+    terms: list[Terms] | None = None,
+) -> Facts:
     plan = setup.plan
     clients = [plan.clients[i] for i in called.clients]
+    steps = np.array([one.count for one in terms or [c.terms for c in clients]], dtype=np.float64)
     variances = plan.variances(float(setup.work.clip.bound(public)) if plan.method.private else None)[called.clients]
+    variances = variances * steps / np.array([c.terms.count for c in clients])
     known = {"oracle_variances": variances, "lr": plan.training.lr, "clients": len(plan.clients)}
-    known |= {"clip": public["clip"], "rounds": plan.schedule.rounds}
+    known |= {"clip": public["clip"], "rounds": plan.schedule.rounds, "server_lr": plan.training.server_lr}
+    known["records"] = int(plan.population.sizes.sum())
     known["answer_noise"] = plan.answer_noise(called.clients)
     return Facts(
         clients=called.clients,
@@ -297,7 +344,7 @@ def _facts(setup: Setup, called: Round, number: int, public: dict[str, Any], hea
         epsilons=np.array([c.budget.epsilon for c in clients]),
         batches=np.array([c.terms.divisor for c in clients]),
         noises=np.array([c.noise for c in clients]),
-        steps=np.array([c.terms.count for c in clients], dtype=np.float64),
+        steps=steps,
         variances=variances,
         selection=called.weights,
         layout=tuple(setup.work.engine.layout),

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from sordino.client import adaptive
+from sordino.errors import BadInput
 from sordino.methods.asking import Ask
 from sordino.methods.method import Method
 from sordino.server import radius
@@ -18,14 +19,18 @@ from sordino.server.after import After
 from sordino.server.facts import Rule
 
 
-def squared_norm(share: float = 0.1, size: float | str | None = None, **options: Any) -> tuple[Ask, ...]:
+def squared_norm(
+    share: float = 0.1, size: float | str | None = None, reach: float | None = None, **options: Any
+) -> tuple[Ask, ...]:
     """Phase 1 of AdaptDP-FedAvg: a released mean squared norm from a batch of its own sets this round's radius.
 
-    ``share`` of the budget goes to it; ``size`` is b^C (``full``: Remark 3). Options of ``radius.root_mean_square``:
-    tau, floor, chance, margin, weigh.
+    ``share`` of the budget goes to it; ``size`` is b^C (``full``: Remark 3). With ``reach`` κ the bound Ĝ
+    follows the radius. Options of ``radius.root_mean_square``: tau, floor, chance, margin, weigh.
     """
+    if reach is not None:
+        options = {**options, "reach": reach}
     conclude = partial(radius.root_mean_square, **_known(radius.root_mean_square, options))
-    return (Ask(adaptive.squared_norms(), conclude, share=share, size=size),)
+    return (Ask(adaptive.squared_norms(reach), conclude, share=share, size=size),)
 
 
 def under_radius(share: float = 0.05, **options: Any) -> tuple[Ask, ...]:
@@ -39,9 +44,10 @@ def under_radius(share: float = 0.05, **options: Any) -> tuple[Ask, ...]:
 
 def _known(function: Callable[..., Any], options: dict[str, Any]) -> dict[str, Any]:
     """``options``, if the function has keywords of these names."""
-    wrong = set(options) - set(function.__kwdefaults__)
+    known = list(function.__kwdefaults__ or {})
+    wrong = sorted(set(options) - set(known))
     if wrong:
-        raise TypeError(f"unknown option {sorted(wrong)[0]!r}: use share, {', '.join(function.__kwdefaults__)}")
+        raise BadInput(f"ask has no option {wrong[0]!r}: use share, {', '.join(known)}")
     return options
 
 

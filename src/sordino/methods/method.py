@@ -67,8 +67,6 @@ class Method:
     calibrate: Calibrate | str = field(default_factory=Calibrate)
     private: bool = True
     summary: str = ""
-    adaptive: bool = False
-    """Whether the server may set the local steps of the next round (``public/steps``), under the plan's total."""
 
     def __post_init__(self) -> None:
         if isinstance(self.calibrate, str):
@@ -79,25 +77,39 @@ class Method:
 
     def _match_questions(self) -> None:
         """Refuse parts that miss an answer or their other half; drop spare questions that nobody needs."""
-        parts = {"clip": (self.clip.name, self.clip.needs), "local": (self.local.name, self.local.needs)}
-        parts["aggregate"] = (part_name(self.aggregate), _said(self.aggregate, "needs", ()))
+        rule = part_name(self.aggregate)
         asked = {one.question.what for one in self.ask}
-        for part, (name, needs) in parts.items():
-            for what in needs:
-                if what not in asked:
-                    raise BadInput(
-                        f"method {self.name!r}: {part} {name!r} needs every client's released {what!r}, and nobody is "
-                        f"asked for it: exchange that part, or start from a method that asks, such as 'fedfdp'"
-                    )
+        beside = {one.question.what for one in self.ask if one.batch == "step"}
+        wanted = set()
+        for part, name, needs, heard in (
+            ("clip", self.clip.name, self.clip.needs, asked),
+            ("local", self.local.name, self.local.needs, beside),
+            ("aggregate", rule, _said(self.aggregate, "needs", ()), asked),
+        ):
+            wanted |= set(needs)
+            for what in set(needs) - heard:
+                raise BadInput(
+                    f"method {self.name!r}: {part} {name!r} needs every client's released {what!r}"
+                    + (", from the batch of every step" if heard is beside else "")
+                    + ", and nobody is asked for it: exchange that part, or ask for it (ask = {name, batch})"
+                )
         if self.local.partner != _said(self.aggregate, "partner", ""):
             raise BadInput(
-                f"method {self.name!r}: local {self.local.name!r} and aggregate {parts['aggregate'][0]!r} do not go "
-                f"together: {self.local.partner or parts['aggregate'][0]!r} has a half at the clients and one at the "
-                "server; exchange both, or neither (the server's half takes 'combine', any other rule)"
+                f"method {self.name!r}: local {self.local.name!r} and aggregate {rule!r} do not go together: one of "
+                "them is half a method; exchange both, or neither (the server's half takes 'combine', any other rule)"
             )
-        wanted = {what for _, needs in parts.values() for what in needs}
-        kept = tuple(one for one in self.ask if not one.spare or one.question.what in wanted)
-        object.__setattr__(self, "ask", kept)
+        object.__setattr__(self, "ask", tuple(o for o in self.ask if not o.spare or o.question.what in wanted))
+        own = [one.of for one in self.ask if one.batch == "own"]
+        if self.select.name == "power-of-choice" and own[:1] != ["candidates"]:
+            raise BadInput(
+                f"method {self.name!r}: power-of-choice chooses by the candidates' released loss, and they are not "
+                "asked first: ask = {name = 'loss', of = 'candidates'}"
+            )
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether the server sets the local steps of the next round (``public/steps``), under the plan's total."""
+        return bool(_said(self.aggregate, "adaptive", False))
 
     @property
     def calibration(self) -> Calibrate:

@@ -40,6 +40,13 @@ class ClientPlan:
     """How often each of those is asked in the whole run."""
     epsilon: float
     """ε of the whole plan, by the accountant the ledger charges with; ∞ when nothing protects."""
+    adaptive: bool = False
+    """Whether the steps of a turn may vary, under the total."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether the run is declared as one turn: questions and turns differ in number, or turns in length."""
+        return self.adaptive or any(count != self.turns for count in self.queries)
 
     @property
     def noise(self) -> float:
@@ -49,11 +56,11 @@ class ClientPlan:
     def declaration(self) -> tuple[tuple[Event, ...], int]:
         """What the ledger is told: the events of one turn and the number of turns.
 
-        Where questions and turns differ in number (candidates), the whole run counts as one turn.
+        Where questions and turns differ in number (candidates), or turns in length, the whole run counts as one turn.
         """
-        if all(count == self.turns for count in self.queries):
-            return (self.terms.event, *(one.event for one in self.asks)), self.turns
-        return tuple(e for e in self.total() if e.count), 1
+        if self.whole:
+            return tuple(e for e in self.total() if e.count), 1
+        return (self.terms.event, *(one.event for one in self.asks)), self.turns
 
     def total(self, turns: int | None = None) -> list[Event]:
         """Everything released in the whole run, or in so many turns of it."""
@@ -141,7 +148,8 @@ def make_plan(
         terms = [_exactly(one, z) for (one, _), z in zip(shapes[i], noises[i])]
         queries = tuple(count for _, count in shapes[i][1:])
         turns = int(schedule.counts[i])
-        clients.append(ClientPlan(name, int(n), budget, turns, terms[0], tuple(terms[1:]), queries, math.inf))
+        parts = (terms[0], tuple(terms[1:]), queries)
+        clients.append(ClientPlan(name, int(n), budget, turns, *parts, math.inf, method.adaptive))
     spent = _planned(method, clients)
     planned = tuple(replace(c, epsilon=float(e)) for c, e in zip(clients, spent))
     return Plan(method, training, population, schedule, planned)

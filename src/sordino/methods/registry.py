@@ -12,7 +12,7 @@ from sordino.client.ask import capped_loss
 from sordino.client.clip import flat
 from sordino.client.local import sgd
 from sordino.errors import BadInput
-from sordino.methods import adaptive, selection
+from sordino.methods import adaptive, fairness, selection
 from sordino.methods.asking import Ask
 from sordino.methods.method import Calibrate, Method
 from sordino.server import after, rules
@@ -28,10 +28,10 @@ PARTS: dict[str, dict[str, Any]] = {
         "privacy-aware": selection.privacy_aware,
         "power-of-choice": selection.power_of_choice,
     },
-    "ask": adaptive.ASKS,
-    "local": {"sgd": sgd, **adaptive.LOCALS},
-    "clip": {"flat": flat, **adaptive.CLIPS},
-    "aggregate": {**rules.RULES, **adaptive.RULES},
+    "ask": {**adaptive.ASKS, **fairness.ASKS},
+    "local": {"sgd": sgd, **adaptive.LOCALS, **fairness.LOCALS},
+    "clip": {"flat": flat, **adaptive.CLIPS, **fairness.CLIPS},
+    "aggregate": {**rules.RULES, **adaptive.RULES, **fairness.RULES},
     "server": {**after.STEPS, **adaptive.STEPS},
 }
 """What ``[method]`` in a study may put in place of a part: a name, or a table with the name and its options."""
@@ -58,9 +58,7 @@ def get(method: str | Method, overrides: Mapping[str, Any] | None = None) -> Met
             hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(_METHODS)}"
             raise BadInput(f"method {method!r} is unknown: {hint}")
         method = _METHODS[method]
-    for part, choice in (overrides or {}).items():
-        method = replace(method, **{part: _part(part, choice)})
-    return method
+    return replace(method, **{part: _part(part, choice) for part, choice in (overrides or {}).items()})
 
 
 def _part(part: str, choice: Any) -> Any:
@@ -127,6 +125,7 @@ BUILT_IN = (
     _combined("column-norm", "Updates weighted by the inverse of their squared norm."),
     _combined("optimum", "The oracle: inverse of the noise a simulation really used. Simulation only."),
     *adaptive.ADAPTIVE,
+    *fairness.FAIR,
 )
 for _method in BUILT_IN:
     register(_method)

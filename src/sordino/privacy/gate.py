@@ -91,9 +91,10 @@ class Permit:
             raise SordinoError(f"{part!r} of batch {step} was not charged, or was released already")
         self.used.add((part, step))
 
-    def split(self, rows: Sequence[int]) -> Permit:
+    def split(self, rows: Iterable[int]) -> Permit:
         """The permit of some of the rows, for a chunk. Each row must be handed out once."""
-        return Permit([self.turns[i] for i in rows], [self.terms[i] for i in rows])
+        chosen = list(rows)
+        return Permit([self.turns[i] for i in chosen], [self.terms[i] for i in chosen])
 
     @classmethod
     def joined(cls, permits: Sequence[Permit]) -> Permit:

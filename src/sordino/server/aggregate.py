@@ -19,11 +19,8 @@ from sordino.server import factor, pursuit, spread
 from sordino.server.columns import Matrix, as_columns, gram, inverse_weights, like
 from sordino.server.facts import Array
 
-SAMPLE = 200_000
-"""Rows that principal component pursuit looks at when there are more."""
 
-
-def robust_hdp(updates: Matrix, *, rows: int | None = SAMPLE, seed: int = 0) -> Any:
+def robust_hdp(updates: Matrix, *, rows: int | None = pursuit.SAMPLE, seed: int = 0) -> Any:
     """Robust-HDP: w_i ∝ 1/σ̂_i², σ̂_i² = ‖S_:,i‖²/d of the noise part S of principal component pursuit.
 
     ``rows``: for larger d a random subset of rows estimates the same weights; None looks at all. Warns ``NotSettled``
@@ -73,7 +70,7 @@ def random_effects(
         noise = factor.fit(inner, columns.shape[0]).variances
     else:
         noise = np.asarray(variances, dtype=np.float64)[sent]
-    votes = spread.weigh(
+    votes, _ = spread.weigh(
         inner / np.outer(effort, effort),
         noise / effort**2,
         wanted,

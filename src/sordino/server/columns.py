@@ -55,7 +55,8 @@ def inverse_weights(variances: Array) -> Array:
 
 
 def row_blocks(columns: Tensor, entries: int) -> Iterator[Tensor]:
-    """Views of consecutive rows with about that many entries each."""
+    """Views of consecutive rows with about that many entries each; larger ones where they need not fit a cache."""
+    entries = entries if columns.device.type == "cpu" else max(entries, 1 << 26)
     height = max(1, entries // columns.shape[1])
     for first in range(0, columns.shape[0], height):
         yield columns[first : first + height]

@@ -4,7 +4,8 @@ What the server knows in advance bounds what a client can send. Noise of σ_i pe
 steps of clipped gradients reach at most K·η·C. Both follow from public facts (η·C = b σ/(z√K), the same for all), so
 
     NaN, infinity          refused: weight 0
-    all zeros              refused by rules that reward small updates; kept by the others, where it does no harm
+    zeros, or smaller      refused by rules that reward small updates; kept by the others, where it does no harm
+      than its noise
     far beyond its reach   scaled down to ``SLACK`` times what its steps and noise can explain
     more noise than told   counted with the variance that its norm proves (``believable``)
     less noise than told   estimated variances are not believed below ``FLOOR`` times what the plan asked for
@@ -13,6 +14,7 @@ steps of clipped gradients reach at most K·η·C. Both follow from public facts
 
 from __future__ import annotations
 
+import inspect
 import logging
 import math
 from collections.abc import Callable, Sequence
@@ -58,31 +60,37 @@ def stack(uploads: Sequence[Any], dimension: int) -> Tensor:
     return rows
 
 
-def reach(facts: Facts, dimension: int) -> tuple[Array, Array]:
-    """(K_i·η·C, σ_i√d): how far local steps and noise can take each update, from public facts.
+def step_length(facts: Facts) -> float:
+    """η·C, the longest local step: the median over rows of b σ/(z√K), infinite when nobody adds noise.
 
-    η·C is the median over rows of b σ/(z√K), so that one untruthful client does not move it. Without noise nothing is
-    known about it: the first is infinite.
+    It is the same for all clients, so the median is exact, and one untruthful client does not move it.
     """
     noisy = (facts.noises > 0) & (facts.variances > 0) & (facts.steps > 0)
-    spreads = np.sqrt(facts.variances)
     if not noisy.any():
-        return np.full(len(spreads), math.inf), spreads * math.sqrt(dimension)
-    each = facts.batches[noisy] * spreads[noisy] / (facts.noises[noisy] * np.sqrt(facts.steps[noisy]))
-    # A Poisson batch may be larger than expected: six standard deviations.
+        return math.inf
+    spreads = np.sqrt(facts.variances[noisy])
+    return float(np.median(facts.batches[noisy] * spreads / (facts.noises[noisy] * np.sqrt(facts.steps[noisy]))))
+
+
+def reach(facts: Facts, dimension: int) -> tuple[Array, Array]:
+    """(K_i·η·C, σ_i√d): how far local steps and noise can take each update, from public facts."""
+    # A Poisson batch may be larger than expected, and noise longer: six standard deviations.
     larger = 1.0 + 6.0 / np.sqrt(np.maximum(facts.batches, 1.0))
-    return float(np.median(each)) * facts.steps * larger, spreads * (math.sqrt(dimension) + 6.0)
+    return step_length(facts) * np.maximum(facts.steps, 1.0) * larger, np.sqrt(facts.variances) * (
+        math.sqrt(dimension) + 6.0
+    )
 
 
-def screen(updates: Tensor, facts: Facts, *, refuse_zeros: bool = False) -> Screened:
-    """Refuse what is not finite (and zeros, if asked), scale down what is far beyond its reach."""
+def screen(updates: Tensor, facts: Facts, *, refuse_small: bool = False) -> Screened:
+    """Refuse what is not finite (and what is too small for the noise it should hold, if asked); bound the rest."""
     _check_shapes(updates, facts)
     norms = torch.linalg.vector_norm(updates, dim=1, dtype=torch.float64).cpu().numpy()
     finite = np.isfinite(norms)
-    refused = ~finite | ((norms == 0.0) & refuse_zeros)
+    small = (norms == 0.0) | (norms**2 < FLOOR * updates.shape[1] * facts.variances)
+    refused = ~finite | (small & refuse_small)
     lines = [
         f"round {facts.round}: client {facts.clients[i]} refused: its update "
-        + ("is all zeros" if finite[i] else "holds NaN or infinity, or has a wrong shape")
+        + ("is smaller than its own noise should be" if finite[i] else "holds NaN or infinity, or has a wrong shape")
         for i in np.flatnonzero(refused)
     ]
     kept = np.flatnonzero(~refused)
@@ -162,7 +170,7 @@ def _check_shapes(updates: Tensor, facts: Facts) -> None:
 Inner = Callable[..., Outcome]
 
 
-def defended(*, refuse_zeros: bool = False) -> Callable[[Inner], Callable[..., Outcome]]:
+def defended(*, refuse_small: bool = False) -> Callable[[Inner], Callable[..., Outcome]]:
     """Make a rule over screened rows into a rule over all rows: refused clients have weight 0 and are named.
 
     Also adds to the diagnostics what every rule should show: the noise power of the combined update, Σ w_i²σ_i² by
@@ -170,12 +178,18 @@ def defended(*, refuse_zeros: bool = False) -> Callable[[Inner], Callable[..., O
     """
 
     def around(inner: Inner) -> Callable[..., Outcome]:
+        known = [name for name in inspect.signature(inner).parameters if name not in ("screened", "state")]
+
         @wraps(inner)
         def rule(updates: Tensor, facts: Facts, state: State, **options: Any) -> Outcome:
-            screened = screen(updates, facts, refuse_zeros=refuse_zeros)
+            for name in options:
+                if name not in known:
+                    has = f"use {', '.join(known)}" if known else "it has none"
+                    raise BadInput(f"{inner.__name__.replace('_', '-')} has no option {name!r}: {has}")
+            screened = screen(updates, facts, refuse_small=refuse_small)
             if len(screened.kept) == 0:
                 lines = [*screened.lines, f"round {facts.round}: no update could be used, the model stays as it is"]
-                outcome = Outcome(torch.zeros_like(updates[0]), np.zeros(0), state)
+                outcome = Outcome(updates.new_zeros(updates.shape[1]), np.zeros(0), state)
             else:
                 outcome = inner(screened, state, **options)
                 lines = [*screened.lines, *outcome.diagnostics.get("log", ())]

@@ -6,6 +6,7 @@ have any participants.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -15,18 +16,16 @@ from numpy.typing import NDArray
 from sordino.errors import BadInput
 from sordino.server import factor, pursuit, spread
 from sordino.server.columns import gram, inverse_weights
-from sordino.server.defend import Screened, believable, defended, plausible
+from sordino.server.defend import Screened, believable, defended, plausible, step_length
 from sordino.server.facts import Array, Facts, Outcome, State
 from sordino.server.shares import data_shares, weighted
 
-SAMPLE = 200_000
-"""Coordinates that principal component pursuit looks at when there are more."""
 REMEMBERED = 4096
 """Client numbers up to which clients are remembered from round to round."""
 
 
-@defended(refuse_zeros=True)
-def robust_hdp(screened: Screened, state: State, *, every: int = 1, rows: int | None = SAMPLE) -> Outcome:
+@defended(refuse_small=True)
+def robust_hdp(screened: Screened, state: State, *, every: int = 1, rows: int | None = pursuit.SAMPLE) -> Outcome:
     """Robust-HDP: w_i ∝ 1/σ̂_i², σ̂_i² = ‖S_:,i‖²/d from principal component pursuit of the participants' updates.
 
     Parameters
@@ -76,7 +75,7 @@ def _show_pursuit(found: pursuit.Pursuit) -> dict[str, Any]:
     }
 
 
-@defended(refuse_zeros=True)
+@defended(refuse_small=True)
 def factor_hdp(screened: Screened, state: State, *, rounds: int = 5, rank: int | None = None) -> Outcome:
     """w_i ∝ 1/ψ_i, ψ the noise variances of factor analysis, pooled over the last few rounds.
 
@@ -139,7 +138,7 @@ def _window(state: State, latest: factor.Round, rounds: int) -> tuple[State, lis
     return kept, past
 
 
-@defended(refuse_zeros=True)
+@defended(refuse_small=True)
 def random_effects(
     screened: Screened,
     state: State,
@@ -178,9 +177,8 @@ def random_effects(
     clean = (inner / np.outer(steps, steps) - np.diag(variances)) / scale
     state, clean, rounds = _average(state, facts, clean, memory)
     full, shares = clean * scale + np.diag(variances), data_shares(facts)
-    votes = spread.weigh(full, variances, shares, rounds * dimension, spread_by=spread_by, horizon=horizon)
+    votes, between = spread.weigh(full, variances, shares, rounds * dimension, spread_by=spread_by, horizon=horizon)
     weights = votes * float(shares @ steps) / steps
-    between = spread.reml(full, variances, rounds * dimension)
     shown = {"votes": votes.tolist(), "spread": between.estimate, "spread_error": between.error, "log": lines}
     return Outcome(weighted(screened.updates, weights), weights, state, shown)
 
@@ -219,7 +217,7 @@ def _grown(kept: torch.Tensor | None, size: int) -> Array:
     return grown
 
 
-@defended(refuse_zeros=True)
+@defended(refuse_small=True)
 def column_norm(screened: Screened, state: State) -> Outcome:
     """w_i ∝ 1/‖Δ_i‖²: the whole update counts as noise."""
     estimates, lines = plausible(screened.norms**2 / screened.updates.shape[1], screened.facts)
@@ -229,9 +227,9 @@ def column_norm(screened: Screened, state: State) -> Outcome:
 
 
 def _scale(facts: Facts) -> float:
-    """A common scale of noise in this round: what learning rates and clips do to all variances alike."""
-    middle = float(np.median(facts.variances))
-    return middle if middle > 0.0 else 1.0
+    """(η·C)², what learning rate and clip do to all variances alike, so that rounds can be compared."""
+    length = step_length(facts)
+    return length**2 if math.isfinite(length) else 1.0
 
 
 def _recall(state: State, name: str, facts: Facts) -> Array:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from sordino.errors import BadInput
 from sordino.server.defend import Screened, defended
-from sordino.server.facts import Array, Facts, Outcome, State
+from sordino.server.facts import Array, Outcome, State
 from sordino.server.shares import budget_shares, weighted
 
 Layout = tuple[tuple[str, tuple[int, ...], int], ...]
@@ -162,9 +162,3 @@ def expand(sent: Tensor, basis: Tensor, layout: Layout) -> Tensor:
     for number, part in enumerate(tensors(layout, basis.shape[0])):
         full[..., part] = sent[..., number * count : (number + 1) * count] @ basis[part].T
     return full
-
-
-def kept_basis(state: State, facts: Facts) -> Tensor | None:
-    """The basis to broadcast before a PFA+ round: None in the warm-up round, when private clients send everything."""
-    basis = state.get("pfa_basis")
-    return None if facts.round == 1 or basis is None else basis

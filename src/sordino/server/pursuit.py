@@ -36,6 +36,8 @@ from sordino.server.facts import Array
 RELAXATION = 1.6
 CHECK = 10
 """Iterations between two looks at the variances."""
+SAMPLE = 200_000
+"""Rows that rules look at when there are more."""
 BLOCK = 1 << 16
 """Entries in a block of rows: a few such buffers stay in the cache."""
 
@@ -166,8 +168,7 @@ def _typical_entry(columns: Tensor) -> float:
 
 
 def _blocks(columns: Tensor) -> Iterator[Tensor]:
-    """Blocks of rows that stay in the cache on a CPU, large ones elsewhere."""
-    return row_blocks(columns, BLOCK if columns.device.type == "cpu" else 1 << 26)
+    return row_blocks(columns, BLOCK)
 
 
 class _Work:
@@ -277,7 +278,7 @@ def _finish(work: _Work, look: _Look, chosen: Tensor | None, parts: bool) -> Pur
     width = work.columns.shape[1]
     squares = torch.zeros(width, dtype=torch.float64)
     own, cross, duals = (torch.zeros(width, width, dtype=torch.float64) for _ in range(3))
-    rest_size = inner = 0.0
+    rest_size = inner = off = 0.0
     lows = _blocks(low) if low is not None else _blocks(work.columns)
     for entry, state, place in zip(_blocks(work.columns), _blocks(work.state), lows):
         clipped = state.clamp(-work.threshold, work.threshold)
@@ -289,6 +290,7 @@ def _finish(work: _Work, look: _Look, chosen: Tensor | None, parts: bool) -> Pur
         inner += float((entry * clipped).sum())
         state.sub_(clipped)
         squares += state.square().sum(0).to("cpu", torch.float64)
+        off += float((entry - part).sub_(state).square_().sum())
         if low is not None:
             place.copy_(part)
     mu = work.lam / work.threshold
@@ -304,7 +306,7 @@ def _finish(work: _Work, look: _Look, chosen: Tensor | None, parts: bool) -> Pur
         singular_values=singular,
         matrix_singular_values=np.sqrt(np.maximum(np.linalg.eigvalsh(own.numpy())[::-1], 0.0)),
         iterations=look.iteration,
-        residual=look.residual,
+        residual=math.sqrt(off / float(own.trace())),
         dual_residual=look.dual,
         unsettled=look.unsettled,
         gap=gap,

@@ -43,6 +43,7 @@ def root_mean_square(
     chance: float = 0.01,
     margin: float = 1.0,
     weigh: str = "clients",
+    reach: float | None = None,
 ) -> State:
     """C_r of AdaptDP-FedAvg from released mean squared norms G_p, in [floor·Ĝ, Ĝ] whatever the answers are.
 
@@ -55,6 +56,7 @@ def root_mean_square(
     margin: a factor on ν̃; 0 leaves it out.
     weigh: ``clients`` (1/P each, the paper), ``records``, or ``precision`` (inverse variance of the declared noise,
         for unequal budgets).
+    reach: κ, where the question's bound follows the radius: Ĝ_r = min(Ĝ, κ·C_{r−1}) in ν̃ (ours).
     """
     _check(tau=tau, floor=floor, chance=chance)
     if floor > 1 or margin < 0:
@@ -66,7 +68,8 @@ def root_mean_square(
     if rows == 0:
         return state
     rounds = float(facts.extra["rounds"])
-    slack = math.sqrt(2.0) * spread * ceiling**2 * math.sqrt(math.log(2.0 * rows * rounds / chance))
+    asked = ceiling if reach is None else min(ceiling, reach * float(state.get(PUBLIC, ceiling)))
+    slack = math.sqrt(2.0) * spread * asked**2 * math.sqrt(math.log(2.0 * rows * rounds / chance))
     wanted = math.sqrt(max(0.0, 2.0 * tau * (mean + margin * slack)))
     return {**state, PUBLIC: max(floor * ceiling, min(ceiling, wanted))}
 

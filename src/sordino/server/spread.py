@@ -54,12 +54,14 @@ class Spread:
 
 def weigh(
     gram: Array, variances: Array, shares: Array, rows: float, *, spread_by: str = "reml", horizon: float
-) -> Array:
-    """ω from the Gram matrix G of the y_i (one round's, or averaged over rounds), v, p and the coordinates behind G."""
+) -> tuple[Array, Spread]:
+    """(ω, τ²) from the Gram matrix G of the y_i (of one round, or averaged), v, p and the coordinates behind G."""
+    _check(variances, shares, horizon)
+    between = reml(gram, variances, rows)
     if spread_by == "reml":
-        return exchangeable(variances, reml(gram, variances, rows).not_ruled_out, shares, horizon)
+        return exchangeable(variances, between.not_ruled_out, shares, horizon), between
     if spread_by == "structured":
-        return least_error(structure(gram, variances), variances, shares, horizon)
+        return least_error(structure(gram, variances), variances, shares, horizon), between
     raise BadInput(f"spread_by {spread_by!r} is unknown: use one of {', '.join(SPREADS)}")
 
 

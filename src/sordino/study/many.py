@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from sordino.engine.checkpoint import Checkpoint
+from sordino.engine.simulate import Setup
 from sordino.engine.together import simulate_together
 from sordino.privacy.gate import Gate
 from sordino.privacy.generators import Keyed
@@ -26,16 +27,18 @@ def train_together(
     """
     where = torch_device(device)
     lead = runs[0]
-    setups, states, books, names = [], [], [], [uuid.uuid4().hex for _ in runs]
+    setups: list[Setup] = []
+    states: list[Checkpoint] = []
+    books: list[Ledger] = []
+    names = [uuid.uuid4().hex for _ in runs]
     with tempfile.TemporaryDirectory(prefix="sordino-") as scratch:
         for name, ready in zip(names, runs):
             private = ready.plan.method.private
             book = Ledger(Path(scratch) / f"{name}.db", durable=False)
             payable = open_accounts(book, ready.plan, name) if private else {}
             gate = Gate(book if private else None, Keyed(ready.key), name)
-            setup = make_setup(replace(ready, engine=lead.engine), gate, payable, where)
-            if setups:
-                setup = replace(setup, records=setups[0].records, work=replace(setup.work, engine=setups[0].work.engine))
+            held = setups[0].records if setups else None
+            setup = make_setup(replace(ready, engine=lead.engine), gate, payable, where, held)
             setups.append(replace(setup, key=ready.key, work=replace(setup.work, stack=True)))
             first = ready.engine.flatten(ready.template).to(where)
             states.append(Checkpoint(0, first, first))

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sordino._version import __version__
 from sordino.engine.checkpoint import Checkpoint, write_atomic
-from sordino.engine.evaluate import Observer
+from sordino.engine.evaluate import Observer, by_budget
 from sordino.errors import BadInput
 from sordino.methods import Plan
 from sordino.privacy.accounting import replace_one_epsilon
@@ -32,7 +32,11 @@ def build_result(
     """The dict of design: study, rounds, final, privacy, versions."""
     last = observer.look(state.shown)
     final = {key: last.get(key) for key in ("accuracy", "loss", "psi", "worst_accuracy", "client_accuracy")}
-    final |= {key: value for key, value in last.items() if key.startswith("central") or key == "client_loss"}
+    others = ("client_loss", "accuracy_variance", "worst_decile", "best_decile")
+    final |= {key: value for key, value in last.items() if key.startswith("central") or key in others}
+    final["by_budget"] = by_budget(
+        [c.budget.epsilon for c in plan.clients], last["client_accuracy"], last["client_loss"]
+    )
     return {
         "schema": SCHEMA,
         "study": study,

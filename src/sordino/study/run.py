@@ -173,7 +173,7 @@ def plan(
 ) -> PlanView:
     """What ``train`` with these arguments would do: noise per client, schedule, cost, warnings. No training."""
     ready = prepare(clients, model, method, seed, model_options, {"rounds": rounds, **training})
-    return PlanView(ready.plan, ready.engine.dimension, ready.engine.describe())
+    return PlanView(ready.plan, ready.engine.dimension, ready.engine.describe(), seed)
 
 
 def train(
@@ -271,11 +271,14 @@ def open_accounts(book: Ledger, plan: Plan, run: str) -> dict[str, int]:
     return book.declare([LedgerPlan(c.name, run, *c.declaration()) for c in taking])
 
 
-def make_setup(ready: Prepared, gate: Gate, payable: dict[str, int], device: torch.device) -> Setup:
-    """Put data, engine, gate and observer together."""
+def make_setup(
+    ready: Prepared, gate: Gate, payable: dict[str, int], device: torch.device, records: Records | None = None
+) -> Setup:
+    """Put data, engine, gate and observer together; ``records`` where another run has them on the device already."""
     clients, plan = ready.clients, ready.plan
     valid = None if clients.valid.all() else torch.from_numpy(clients.valid).to(device)
-    records = Records(torch.from_numpy(clients.x).to(device), torch.from_numpy(clients.y).to(device), valid)
+    if records is None:
+        records = Records(torch.from_numpy(clients.x).to(device), torch.from_numpy(clients.y).to(device), valid)
     central = None
     if clients.central is not None:
         central = Records(*(torch.from_numpy(one).to(device) for one in clients.central))

@@ -12,6 +12,10 @@ from rich.table import Table
 
 from sordino.client.gradients import LayerPlan
 from sordino.methods import Plan
+from sordino.study.choice import describe_choice, show_choice
+
+SHOWN = 30
+"""Clients listed in the terminal."""
 
 
 @dataclass(frozen=True)
@@ -21,6 +25,7 @@ class PlanView:
     plan: Plan
     dimension: int
     layers: list[LayerPlan]
+    seed: int = 0
 
     @property
     def clients(self) -> list[dict[str, Any]]:
@@ -93,6 +98,7 @@ class PlanView:
             "noise_on_aggregate": self.noise_on_aggregate,
             "gradients": self.gradients,
             "layers": [layer._asdict() for layer in self.layers],
+            "selection": describe_choice(self.plan, self.dimension, self.seed),
             "warnings": self.warnings,
         }
 
@@ -103,7 +109,7 @@ class PlanView:
         table = Table(title=f"{len(plan.clients)} clients, {plan.training.rounds} rounds", header_style="bold")
         for column in ("client", "n", "ε", "δ", "rate", "steps×turns", "noise z", "planned ε", "noise/signal"):
             table.add_column(column, justify="left" if column == "client" else "right")
-        for c in self.clients:
+        for c in self.clients[:SHOWN]:
             planned = "∞" if math.isinf(c["planned_epsilon"]) else f"{c['planned_epsilon']:.4g}"
             table.add_row(
                 c["client"],
@@ -117,10 +123,14 @@ class PlanView:
                 f"{c['noise_to_signal']:.2f}",
             )
         yield table
+        if len(self.clients) > SHOWN:
+            yield f"…and {len(self.clients) - SHOWN} more clients (--json lists all)"
         yield (
             f"noise on one coordinate of the aggregate: {self.noise_on_aggregate:.2e} a round; "
             f"{self.gradients:,.0f} per-record gradients of {self.dimension:,} parameters"
         )
+        found = describe_choice(plan, self.dimension, self.seed)
+        yield from show_choice(plan, found) if found else ()
         ways = {f"{layer.kind}: {layer.method}" for layer in self.layers}
         yield f"gradient engine: {', '.join(sorted(ways))}"
         for warning in self.warnings[:12]:

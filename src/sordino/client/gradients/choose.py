@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import threading
-from dataclasses import dataclass, field
+import copy
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from sordino.client.gradients.exact import Exact
 from sordino.client.gradients.fast import Fast
+from sordino.client.gradients.layout import layout_of, view_of
 from sordino.client.gradients.losses import Loss, loss_by_name
 from sordino.client.gradients.rules import Unsupported
-from sordino.client.gradients.types import Engine, Graded, LayerPlan, Slot, evaluating
+from sordino.client.gradients.types import Engine, Graded, LayerPlan, Slot
 from sordino.errors import BadInput
 from sordino.models import refuse_batch_statistics, refuse_tied_weights
 
-AGREEMENT = 1e-3  # float32 rounding of deep networks stays far below, a wrong gradient far above
+AGREEMENT = 1e-6  # float64 rounding of deep networks stays far below, a wrong gradient far above
 
 
 def build(model: nn.Module, loss: str, kind: str = "auto", shape: tuple[int, ...] | None = None) -> Engine:
@@ -29,14 +31,14 @@ def build(model: nn.Module, loss: str, kind: str = "auto", shape: tuple[int, ...
     loss
         ``"cross-entropy"`` or ``"half-squared-error"``.
     kind
-        ``"auto"`` takes *fast* where every trainable layer has a rule and both engines agree on a first pair of
-        records, else *exact*; or one of them by name.
+        ``"auto"`` takes *fast* where every trainable layer has a rule and plain autograd agrees with it on a first
+        pair of records, else *exact*; or one of them by name.
     shape
-        Shape of one record, to compare the engines now rather than at the first call; ``describe`` is then final.
+        Shape of one record, to compare now rather than at the first call; ``describe`` is then final.
 
     Guarantees
     ----------
-    A fast engine whose losses, norms or sums differ from the exact engine's is never used.
+    A fast engine whose losses, norms or sums differ from plain autograd's, record by record, is never used.
     """
     per_record = loss_by_name(loss)
     refuse_batch_statistics(model)
@@ -60,14 +62,13 @@ def build(model: nn.Module, loss: str, kind: str = "auto", shape: tuple[int, ...
 
 @dataclass
 class Checked:
-    """The fast engine, compared with the exact one before it is used; the exact one where they differ."""
+    """The fast engine, compared with plain autograd before it is used; the exact one where they differ."""
 
     engine: Fast | Exact
     model: nn.Module
     loss: Loss
     fallback: bool
     settled: bool = False
-    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def module(self) -> nn.Module:
@@ -121,46 +122,69 @@ class Checked:
         return Exact(self.model, self.loss, "before the first batch").predict(flat, x)
 
     def settle(self, params: Tensor, x: Tensor, y: Tensor) -> None:
-        """Compare both engines on two records like ``x``; take the exact one, or refuse, where they differ."""
-        with self._lock:
-            if self.settled:
-                return
-            exact = Exact(self.model, self.loss, "the fast engine's reference")
-            reason = disagreement(self.engine, exact, params, x, y)
-            if reason and not self.fallback:
-                raise BadInput(f"the fast gradient engine cannot serve this model: {reason}; use kind='auto'")
-            if reason:
-                self.engine = Exact(self.model, self.loss, reason)
-            self.settled = True
+        """Compare with plain autograd on two records like ``x``; take the exact engine, or refuse, on a difference."""
+        # Under weights that are not finite nothing can be compared, and no record contributes anyway.
+        if self.settled or not bool(params.isfinite().all()):
+            return
+        records, labels = _two_like(x, y)
+        reason = disagreement(self.model, self.loss, params, records, labels)
+        if reason and not self.fallback:
+            raise BadInput(f"the fast gradient engine cannot serve this model: {reason}; use kind='auto'")
+        if reason:
+            self.engine = Exact(self.model, self.loss, reason)
+        else:
+            self.engine.losses(params[None], records[None], labels[None])  # lets layers choose their ways
+        self.settled = True
 
 
-def disagreement(engine: Engine, exact: Engine, params: Tensor, x: Tensor, y: Tensor) -> str | None:
-    """Why an engine must not be used for records like these, or None.
+def disagreement(model: nn.Module, loss: Loss, params: Tensor, x: Tensor, y: Tensor) -> str | None:
+    """Why the fast engine must not serve a model on records like these, or None.
 
-    Records are drawn at random where they are numbers, so that no value of a client's decides; both models are in
-    evaluation mode, so that dropout does not blur the comparison.
+    Both sides run in float64, where no activation changes sides by rounding, and in evaluation mode, so that dropout
+    does not blur the comparison.
     """
-    records = _two(x)
-    labels = y[:1].expand(2, *y.shape[1:])
-    factors = torch.tensor([1.0, 0.5], dtype=params.dtype, device=params.device)
-    rows_of = torch.zeros(2, dtype=torch.long)
-    pairs: list[list[Tensor]] = []
     try:
-        for each in (engine, exact):
-            with evaluating(each.module):
-                graded = each.shared(params, records, labels, rows_of, 1)
-                pairs.append([graded.losses, graded.norms, graded.pull(factors)])
+        wide = copy.deepcopy(model).double().eval()
+        x = x.double() if x.is_floating_point() else x
+        y = y.double() if y.is_floating_point() else y
+        graded = Fast(wide, loss).shared(params.double(), x, y, torch.zeros(len(y), dtype=torch.long), 1)
+        losses, norms, total = plain_sums(wide, loss, params.double(), x, y)
     except Unsupported as reason:
         return str(reason)
-    for name, one, other in zip(("losses", "norms", "sums"), *pairs):
-        gap = (one - other).norm()
-        if not bool(gap <= AGREEMENT * other.norm() + torch.finfo(params.dtype).tiny):
-            return f"its {name} differ from the exact engine's by {float(gap / other.norm()):.1e}"
+    except RuntimeError as error:
+        return f"it could not be compared with plain autograd in float64: {str(error).splitlines()[0]}"
+    pairs = {
+        "losses": (graded.losses, losses),
+        "norms": (graded.norms, norms),
+        "sums": (graded.pull(torch.ones_like(losses))[0], total),
+    }
+    for name, (got, wanted) in pairs.items():
+        gap = (got - wanted).norm()
+        if not bool(gap <= AGREEMENT * wanted.norm() + torch.finfo(wanted.dtype).eps):
+            return f"its {name} differ from plain autograd's by {float(gap / wanted.norm()):.1e}"
     return None
 
 
-def _two(x: Tensor) -> Tensor:
+def plain_sums(model: nn.Module, loss: Loss, params: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Losses ``[n]``, gradient norms ``[n]`` and the sum of gradients ``[d]``, one record at a time."""
+    slots = layout_of(model)
+    flat = params.detach().requires_grad_(True)
+    named = {slot.name: view_of(flat, slot) for slot in slots}
+    losses, norms, total = [], [], torch.zeros_like(params)
+    for record, label in zip(x, y):
+        with torch.enable_grad():
+            value = loss(functional_call(model, named, (record.unsqueeze(0),)), label.unsqueeze(0)).squeeze(0)
+        (gradient,) = torch.autograd.grad(value, flat, retain_graph=True)
+        losses.append(value.detach())
+        norms.append(gradient.norm())
+        total += gradient
+    return torch.stack(losses), torch.stack(norms), total
+
+
+def _two_like(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Two records at random where they are numbers, so that no client's values decide; else the first one twice."""
+    labels = y[:1].expand(2, *y.shape[1:])
     if not x.is_floating_point():
-        return x[:1].expand(2, *x.shape[1:])
+        return x[:1].expand(2, *x.shape[1:]), labels
     generator = torch.Generator().manual_seed(0)
-    return torch.randn((2, *x.shape[1:]), generator=generator, dtype=x.dtype).to(x.device)
+    return torch.randn((2, *x.shape[1:]), generator=generator, dtype=x.dtype).to(x.device), labels

@@ -94,7 +94,7 @@ class Exact:
     ) -> Iterator[tuple[int, slice, list[Tensor], Tensor]]:
         """Row, records, gradients ``[records, size]`` of every slot, and losses, as many at a time as may be kept."""
         most = max(1, self._kept_bytes // (params.element_size() * self.dimension))
-        for row, start, stop in segments.pieces():
+        for row, start, stop in segments.pieces:
             named = self._named(params[row].detach())
             for first in range(start, stop, most):
                 part = slice(first, min(stop, first + most))
@@ -129,7 +129,8 @@ class Exact:
                     target = out[row, slot.offset : slot.offset + slot.size]
                     target += each.masked_fill(cleared, 0).t().mv(weights)
 
-        return Graded.of(losses, squares, pull, (segments.rows, self.dimension))
+        finite = torch.isfinite(losses) & torch.isfinite(squares)
+        return Graded.of(losses, squares, finite, pull, (segments.rows, self.dimension))
 
 
 def _generator_state(device: torch.device) -> Tensor:

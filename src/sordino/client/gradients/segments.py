@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 import torch
@@ -47,20 +48,10 @@ class Segments:
         """Number of records over all rows."""
         return self.bounds[-1]
 
+    @cached_property
     def pieces(self) -> list[tuple[int, int, int]]:
         """``(row, start, stop)`` of every row that has records."""
         return [(row, a, b) for row, (a, b) in enumerate(pairwise(self.bounds)) if b > a]
-
-    def split(self, parts: int) -> list[tuple[slice, Segments, slice]]:
-        """Consecutive rows in so many parts of about equal size: the rows, their own segments, their records."""
-        parts = max(1, min(parts, self.rows))
-        cuts = [part * self.rows // parts for part in range(parts + 1)]
-        out = []
-        for first, last in pairwise(cuts):
-            start, stop = self.bounds[first], self.bounds[last]
-            bounds = tuple(bound - start for bound in self.bounds[first : last + 1])
-            out.append((slice(first, last), Segments(bounds, self.width), slice(start, stop)))
-        return out
 
     def weighted(self, factors: Tensor, values: Tensor, out: Tensor) -> None:
         """Σ_j factors_j · values_j per row: ``[n]``, ``[n, p]`` into ``out[rows, p]``."""
@@ -90,7 +81,7 @@ class Segments:
         return self.width is not None and self.width > 0 and out.device.type != "cpu"
 
     def _prepared(self, out: Tensor) -> list[tuple[int, int, int]]:
-        pieces = self.pieces()
+        pieces = self.pieces
         if len(pieces) < self.rows:
             out.zero_()
         return pieces

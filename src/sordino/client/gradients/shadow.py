@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +30,8 @@ def shadow_of(
     for module in shadow.modules():
         if type(module) is nn.Sequential:
             _pool_before_relu(module)
+        if type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1):
+            setattr(module, "forward", _flattened)  # noqa: B010  (mypy knows no method replaced on an instance)
     return shadow, layers
 
 
@@ -61,3 +64,25 @@ def _pool_before_relu(sequence: nn.Sequential) -> None:
         first, second = sequence[index], sequence[index + 1]
         if type(first) is nn.ReLU and type(second) is nn.MaxPool2d and not second.return_indices:
             sequence[index], sequence[index + 1] = second, first
+
+
+class _Flattened(torch.autograd.Function):
+    """``x.flatten(1)`` whose gradient comes back in the memory order of x, where layers before it are fast."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        """Flatten all axes but the records'."""
+        ctx.shape = x.shape
+        return x.flatten(1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        """The gradient with channels last."""
+        return grads[0].view(ctx.shape).contiguous(memory_format=torch.channels_last)
+
+
+def _flattened(x: Tensor) -> Tensor:
+    if x.dim() != 4 or x.is_contiguous():
+        return x.flatten(1)
+    out: Tensor = _Flattened.apply(x)  # type: ignore[no-untyped-call]
+    return out

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -56,7 +55,7 @@ class Workspace:
 
 
 class Batch:
-    """What the passes over one batch leave behind, filled window by window, possibly from several threads.
+    """What the passes over one batch leave behind, filled window by window.
 
     Attributes
     ----------
@@ -70,15 +69,13 @@ class Batch:
         self.squares = squares
         self.held: dict[str, Held] = {}
         self._workspace = workspace
-        self._lock = threading.Lock()
 
     def room(self, layer: str, key: str, tail: tuple[int, ...], like: Tensor) -> Tensor:
         """Space ``[n, *tail]`` held under a layer's key, the same for all windows."""
-        with self._lock:
-            own = self.held.setdefault(layer, {})
-            if key not in own:
-                own[key] = self._workspace.take(f"{layer}/{key}", (self.squares.shape[0], *tail), like)
-            return own[key]
+        own = self.held.setdefault(layer, {})
+        if key not in own:
+            own[key] = self._workspace.take(f"{layer}/{key}", (self.squares.shape[0], *tail), like)
+        return own[key]
 
 
 @dataclass
@@ -93,7 +90,7 @@ class Tape:
     window
         The records of this pass, ``start .. stop``.
     scratch
-        Buffers of this thread, free again after the pass.
+        Buffers that are free again after the pass.
     used
         How often each layer ran.
     volume

@@ -64,12 +64,12 @@ class Graded:
     def of(
         losses: Tensor,
         squares: Tensor,
+        finite: Tensor,
         pull: Callable[[Tensor, Tensor], None],
         shape: tuple[int, int],
         is_current: Callable[[], bool] = lambda: True,
     ) -> Graded:
-        """From losses and squared norms ``[n]``, and what writes the weighted sum of finite records into a matrix."""
-        finite = torch.isfinite(losses) & torch.isfinite(squares)
+        """From losses, squared norms and finiteness ``[n]``, and what writes the weighted sum of finite records."""
         return Graded(losses, squares.sqrt().masked_fill_(~finite, torch.inf), pull, shape, is_current)
 
     def masked(self, mask: Tensor | None) -> Graded:

@@ -1,0 +1,204 @@
+"""The server's half of the fairness methods: what released losses tell, q-FFL, SCAFFOLD, FedDyn, ALI-DPFL's pace.
+
+Everything is computed from releases and public facts, so it is free. The rules screen their input like all others
+(``server.defend``); ``combine`` names the rule that weighs the updates in those that add something to a combination.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sordino.errors import BadInput
+from sordino.server import rules
+from sordino.server.defend import Screened, defended, screen
+from sordino.server.facts import Array, Facts, Outcome, Rule, State
+from sordino.server.shares import data_shares, weighted
+from sordino.server.theory_fair import optimal_steps
+
+Conclude = Callable[[Tensor, Facts, State], State]
+
+
+def about(**said: Any) -> Callable[[Callable[..., Outcome]], Callable[..., Outcome]]:
+    """What a rule says about itself: ``needs`` (questions), ``partner`` (the local rule's half), ``adaptive``."""
+
+    def mark(rule: Callable[..., Outcome]) -> Callable[..., Outcome]:
+        rule.__dict__.update(said)
+        return rule
+
+    return mark
+
+
+def hear_loss(kappa: float = 2.5, floor: float = 0.1, ceiling: float = 10.0, adapt: bool = True) -> Conclude:
+    """F(w_t) = Σ p_i F_i as ``mean_loss`` and, with ``adapt``, the next bound C_l = max(floor, κ F) ≤ ceiling.
+
+    p_i = n_i/Σn over those who answered. The published bound, C_l = F, shrinks in expectation and 0 absorbs; the
+    ceiling is there because large noise would otherwise feed on itself.
+    """
+    if adapt and not 0 < floor <= ceiling < math.inf:
+        raise BadInput(f"floor={floor!r} and ceiling={ceiling!r} of the loss bound: 0 < floor ≤ ceiling is needed")
+    if adapt and not (math.isfinite(kappa) and kappa > 1):
+        raise BadInput(f"kappa={kappa!r}: the next loss bound is κ times the mean loss, with κ > 1")
+
+    def conclude(answers: Tensor, facts: Facts, state: State) -> State:
+        losses = answers.detach().double().cpu().numpy()
+        shares = data_shares(facts) * facts.selection * np.isfinite(losses)
+        if not shares.sum() > 0:
+            return state
+        mean = float((shares * np.where(np.isfinite(losses), losses, 0.0)).sum() / shares.sum())
+        found = {**state, "public/mean_loss": mean}
+        return {**found, "public/loss_bound": min(ceiling, max(floor, kappa * mean))} if adapt else found
+
+    return conclude
+
+
+@about(needs=("loss",))
+@defended()
+def q_ffl(screened: Screened, state: State, *, q: float = 0.1, least: float = 0.01) -> Outcome:
+    """q-FedAvg (Li et al. 2020): Δ_k = F_k^q(w − w_k)/η, h_k = qF_k^(q−1)‖(w − w_k)/η‖² + F_k^q/η, w ← w − ΣΔ/Σh.
+
+    F_k is the released loss at w, raised to ``least``: noise can make it negative. q = 0 is the plain mean.
+    """
+    if not (math.isfinite(q) and q >= 0 and least > 0):
+        raise BadInput(f"q-ffl has q={q!r} and least={least!r}: q ≥ 0 and least > 0 are needed")
+    facts = screened.facts
+    heard = facts.extra["loss"].detach().double().reshape(-1).cpu().numpy()[screened.kept]
+    losses = np.maximum(np.where(np.isfinite(heard), heard, least), least)
+    rate = float(facts.extra["lr"])
+    amplified = losses**q
+    curvature = q * losses ** (q - 1) * (screened.norms / rate) ** 2 + amplified / rate
+    weights = facts.selection * amplified / rate / float((facts.selection * curvature).sum())
+    return Outcome(weighted(screened.updates, weights), weights, state, {"mean_loss": float(losses.mean())})
+
+
+@about(partner="scaffold")
+def scaffold(updates: Tensor, facts: Facts, state: State, *, combine: str = "data-weighted") -> Outcome:
+    """SCAFFOLD: combine, and c ← c + Σ (n_i/n)(c_i⁺ − c_i), c_i⁺ − c_i = −Δ_i/(K_iη) − c, over those who took part.
+
+    n counts all clients, so that c = Σ (n_i/n) c_i stays true under any participation.
+    """
+    outcome = _combine(combine)(updates, facts, state)
+    screened = screen(updates, facts)
+    control = state.get("public/control", torch.zeros_like(updates[0]))
+    rows = _last_rows(screened.facts.clients)
+    shares = screened.facts.sizes[rows] / float(facts.extra["records"])
+    pace = screened.facts.steps[rows] * float(facts.extra["lr"])
+    change = weighted(_rows(screened.updates, rows), -shares / pace) - float(shares.sum()) * control
+    return _with_state(outcome, {"public/control": control + change})
+
+
+@about(partner="feddyn")
+def feddyn(updates: Tensor, facts: Facts, state: State, *, combine: str = "data-weighted") -> Outcome:
+    """FedDyn: h ← h − α Σ (n_i/n)Δ_i, w ← w + ΣwΔ − h/α. The server keeps −h/α, which does not depend on α."""
+    outcome = _combine(combine)(updates, facts, state)
+    screened = screen(updates, facts)
+    rows = _last_rows(screened.facts.clients)
+    shares = screened.facts.sizes[rows] / float(facts.extra["records"])
+    moved = state.get("feddyn_moved", torch.zeros_like(updates[0])) + weighted(_rows(screened.updates, rows), shares)
+    stepped = Outcome(outcome.delta + moved, outcome.weights, outcome.state, outcome.diagnostics)
+    return _with_state(stepped, {"feddyn_moved": moved})
+
+
+@about(adaptive=True)
+def ali_dpfl(
+    updates: Tensor, facts: Facts, state: State, *, combine: str = "data-weighted", convexity: float | None = None
+) -> Outcome:
+    """ALI-DPFL: combine, and set the local steps of the next round to τ* (``theory_fair.optimal_steps``).
+
+    Γμ and μ are estimated from the updates alone (``heterogeneity``, ``secant``); ``convexity`` fixes μ instead.
+    """
+    outcome = _combine(combine)(updates, facts, state)
+    screened = screen(updates, facts)
+    known = screened.facts
+    if len(screened.kept) == 0:
+        return outcome
+    shares, pace = data_shares(known), known.steps * float(facts.extra["lr"])
+    gradients = _Gradients(screened.updates, shares, pace, known.variances / pace**2)
+    counted = np.zeros(len(shares)) if outcome.weights is None else outcome.weights[screened.kept]
+    kept = _secant(state, gradients, outcome.delta * float(facts.extra["server_lr"]), counted)
+    kept["ali_spread"] = state.get("ali_spread", 0.0) + gradients.spread()
+    kept["ali_rounds"] = int(state.get("ali_rounds", 0)) + 1
+    mu = convexity or float(np.clip((1 + kept["ali_product"]) / (1 + kept["ali_square"]), 0.1, 10.0))
+    spread = max(0.0, kept["ali_spread"] / kept["ali_rounds"])
+    noise = float((shares * known.variances * known.batches**2 / (pace * float(facts.extra["lr"]))).sum())
+    left, rounds = int(np.max(facts.extra["steps_left"])), int(facts.extra["rounds"]) - facts.round
+    steps = optimal_steps(
+        clip=float(facts.extra["clip"]),
+        noise_variance=noise * updates.shape[1] / float(known.batches.min()) ** 2,
+        convexity=mu,
+        heterogeneity=spread / (2 * mu),
+        budget=int(np.max(facts.extra["step_budget"])),
+    )
+    kept["public/steps"] = 1 if rounds >= left else steps
+    shown = {"next_steps": kept["public/steps"], "convexity": mu, "heterogeneity": spread / (2 * mu)}
+    told = Outcome(outcome.delta, outcome.weights, outcome.state, {**outcome.diagnostics, **shown})
+    return _with_state(told, kept)
+
+
+class _Gradients:
+    """Mean gradients g_i = −Δ_i/(K_iη) of a round, with the variance v_i of the noise on a coordinate of each."""
+
+    def __init__(self, updates: Tensor, shares: Array, pace: Array, variances: Array) -> None:
+        self.shares, self.pace, self.variances, self.dimension = shares, pace, variances, updates.shape[1]
+        self.mean = weighted(updates, -shares / pace)
+        self.squares = torch.linalg.vector_norm(updates, dim=1, dtype=torch.float64).cpu().numpy() ** 2 / pace**2
+
+    def spread(self) -> float:
+        """Σ p_i‖g_i − ḡ‖² less what noise adds to it, d Σ (p_i − p_i²)v_i; twice Γμ for μ-strongly convex losses.
+
+        At the optimum ∇F = 0, so Γ = Σ p_i(F_i(w*) − F_i*) ≤ Σ p_i‖∇F_i − ∇F‖²/(2μ).
+        """
+        noise = self.dimension * float(((self.shares - self.shares**2) * self.variances).sum())
+        return float((self.shares * self.squares).sum()) - float(self.mean.double().square().sum()) - noise
+
+
+def _secant(state: State, now: _Gradients, step: Tensor, counted: Array) -> State:
+    """Sums over rounds of ⟨ḡ_t − ḡ_(t−1), Δ⟩/s² and ‖Δ‖²/s², Δ = w_t − w_(t−1): their quotient estimates μ.
+
+    Δ holds the noise of ḡ_(t−1), which adds d Σ p_i c_i K_iη v_i to the product, c_i what the client counted for. The
+    quotient of one round errs by s/‖Δ‖, s² = 2 Σ p_i²v_i, so that 1 added to both sums is the prior μ = 1 ± 1, which
+    holds until the rounds together know better.
+    """
+    product, square = float(state.get("ali_product", 0.0)), float(state.get("ali_square", 0.0))
+    if "ali_step" in state:
+        before: Tensor = state["ali_step"]
+        error = 2 * float((now.shares**2 * now.variances).sum()) + 1e-12
+        change = float(((now.mean - state["ali_mean"]).double() * before.double()).sum())
+        product += (change - float(state["ali_excess"])) / error
+        square += float(before.double().square().sum()) / error
+    excess = now.dimension * float((now.shares * counted * now.pace * now.variances).sum())
+    return {
+        "ali_product": product,
+        "ali_square": square,
+        "ali_step": step,
+        "ali_mean": now.mean,
+        "ali_excess": excess,
+    }
+
+
+def _combine(name: str) -> Rule:
+    if name not in rules.RULES:
+        raise BadInput(f"aggregate.combine = {name!r} is unknown: use one of {', '.join(rules.RULES)}")
+    return rules.RULES[name]
+
+
+def _last_rows(clients: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The last row of every client: where one was drawn twice, its state is what its last turn left."""
+    return np.array(sorted({int(client): row for row, client in enumerate(clients)}.values()), dtype=np.int64)
+
+
+def _rows(updates: Tensor, rows: NDArray[np.int64]) -> Tensor:
+    return updates if len(rows) == len(updates) else updates[torch.from_numpy(rows).to(updates.device)]
+
+
+def _with_state(outcome: Outcome, found: State) -> Outcome:
+    return Outcome(outcome.delta, outcome.weights, {**outcome.state, **found}, outcome.diagnostics)
+
+
+FAIR_RULES: dict[str, Rule] = {"q-ffl": q_ffl, "scaffold": scaffold, "feddyn": feddyn, "ali-dpfl": ali_dpfl}

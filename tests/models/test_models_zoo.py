@@ -1,0 +1,112 @@
+"""Networks by name: the published parameter counts, reproducible first weights, refusals."""
+
+import pytest
+import torch
+from torch import nn
+
+from sordino import models
+from sordino.errors import BadInput
+
+COUNTS = [
+    ("linear", (20,), None, 20),
+    ("logistic", (1, 28, 28), 10, 7_850),
+    ("mlp", (20,), 2, 2_946),
+    ("random-features", (20,), 2, 258),
+    ("cnn-small", (1, 8, 8), 10, 6_090),
+    ("robust-hdp-cnn", (1, 28, 28), 10, 28_938),
+    ("tramer-mnist", (1, 28, 28), 10, 26_010),
+    ("tramer-cifar", (3, 32, 32), 10, 550_570),
+    ("fedavg-cnn", (1, 28, 28), 10, 582_026),
+    ("fedavg-cnn", (3, 32, 32), 10, 878_538),
+    ("resnet18-gn", (3, 32, 32), 10, 11_181_642),
+    ("mobilenetv2-gn", (3, 32, 32), 10, 2_236_682),
+]
+
+
+def my_factory(shape, classes, width=3):
+    return nn.Sequential(nn.Flatten(), nn.Linear(shape[0], width), nn.Linear(width, classes or 1))
+
+
+def not_a_model(shape, classes):
+    return "a string"
+
+
+@pytest.mark.parametrize(("name", "shape", "classes", "count"), COUNTS)
+def test_parameter_counts_are_the_published_ones_and_the_model_fits_its_records(name, shape, classes, count):
+    model = models.build(name, shape, classes)
+    assert sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad) == count
+    models.check(model, shape, classes)
+
+
+def test_every_name_is_counted_here():
+    assert {name for name, *_ in COUNTS} == set(models.names())
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "classes"),
+    [("cnn-small", (1, 28, 28), 10), ("mobilenetv2-gn", (1, 28, 28), 10), ("mlp", (7,), None), ("logistic", (7,), 3)],
+)
+def test_other_sizes_and_regression_fit_too(name, shape, classes):
+    models.check(models.build(name, shape, classes), shape, classes)
+
+
+def test_options_reach_the_network():
+    wide = models.build("random-features", (1, 28, 28), 10, hidden=512)
+    assert sum(parameter.numel() for parameter in wide.parameters()) == 512 * 10 + 10
+    small = models.build("resnet18-gn", (3, 32, 32), 10, stem="small")
+    assert sum(parameter.numel() for parameter in small.parameters()) == 11_173_962
+
+
+def test_random_features_are_fixed_and_only_the_head_is_trained():
+    model = models.build("random-features", (20,), 2)
+    assert [name for name, _ in model.named_parameters()] == ["2.weight", "2.bias"]
+    assert {name for name, _ in model.named_buffers()} == {"1.weight", "1.bias"}
+
+
+def test_the_seed_alone_decides_the_first_weights_and_the_global_generator_is_left_alone():
+    torch.manual_seed(1)
+    first = models.build("cnn-small", (1, 8, 8), 10, seed=7)
+    after = torch.rand(3)
+    torch.manual_seed(1)
+    assert torch.equal(after, torch.rand(3))
+    torch.manual_seed(2)
+    second = models.build("cnn-small", (1, 8, 8), 10, seed=7)
+    other = models.build("cnn-small", (1, 8, 8), 10, seed=8)
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters()))
+    assert not any(torch.equal(a, b) for a, b in zip(first.parameters(), other.parameters()))
+
+
+def test_a_factory_of_your_own_is_called_with_shape_classes_and_options():
+    model = models.build("test_models_zoo:my_factory", (5,), 4, width=6)
+    assert model[1].out_features == 6
+    models.check(model, (5,), 4)
+
+
+def test_a_module_is_taken_as_it_is():
+    module = nn.Linear(3, 2)
+    assert models.build(module, (3,), 2) is module
+
+
+@pytest.mark.parametrize(
+    ("spec", "shape", "classes", "options", "message"),
+    [
+        ("resnet", (3, 32, 32), 10, {}, "unknown model 'resnet'; known: linear, logistic"),
+        ("no_such_module:factory", (3,), 2, {}, "cannot import"),
+        ("test_models_zoo:no_such", (3,), 2, {}, "no function 'no_such'"),
+        ("test_models_zoo:not_a_model", (3,), 2, {}, "must return a torch.nn.Module"),
+        ("cnn-small", (20,), 2, {}, "needs images"),
+        ("tramer-mnist", (1, 8, 8), 10, {}, "at least 20×20"),
+        ("mlp", (20,), 2, {"depth": 3}, "no option depth; its options: hidden"),
+        ("mlp", (20,), 1, {}, "at least 2 labels"),
+        ("mlp", (0,), 2, {}, "empty axis"),
+        ("resnet18-gn", (3, 32, 32), 10, {"stem": "tiny"}, "unknown stem"),
+    ],
+)
+def test_what_cannot_be_built_is_refused_with_the_remedy(spec, shape, classes, options, message):
+    with pytest.raises(BadInput, match=message):
+        models.build(spec, shape, classes, **options)
+
+
+def test_options_for_a_ready_module_are_refused():
+    with pytest.raises(BadInput, match="drop them"):
+        models.build(nn.Linear(2, 2), (2,), 2, hidden=3)

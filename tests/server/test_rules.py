@@ -1,0 +1,379 @@
+"""Aggregation rules over a round's rows: each against a plain reference in loops, with memory and participation."""
+
+import json
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from sordino.errors import BadInput
+from sordino.server import aggregate, projected, rules
+from sordino.server.facts import Facts
+
+LAYOUT = (("conv.weight", (4, 5, 3), 0), ("conv.bias", (4,), 60), ("fc.weight", (12, 10), 64))
+SIZE = 184
+LR, CLIP = 0.1, 1.0
+
+
+def facts_of(clients, *, epsilons=None, round_number=1, dimension=None, layout=(), **extra):
+    """Facts of a round whose clients differ in size, batch, steps and noise, all by their number."""
+    clients = np.asarray(clients, dtype=np.int64)
+    numbers = clients.astype(float)
+    batches, steps, noises = 16.0 * (1 + numbers % 3), 4.0 + numbers % 4, 0.5 + 0.25 * numbers
+    variances = steps * (LR * CLIP * noises / batches) ** 2
+    return Facts(
+        clients=clients,
+        sizes=100.0 + 50.0 * numbers,
+        epsilons=np.asarray(epsilons) if epsilons is not None else 1.0 + numbers,
+        batches=batches,
+        noises=noises,
+        steps=steps,
+        variances=variances,
+        selection=np.ones(len(clients)),
+        layout=layout,
+        round=round_number,
+        extra={"lr": LR, "oracle_variances": variances, **extra},
+    )
+
+
+def round_of(facts, *, dimension=4000, seed=0, reach=0.6):
+    """Updates with the noise that the facts declare; steps go a common way and an own one, ``reach`` × η·C far."""
+    rng = np.random.default_rng(seed)
+    one_step = reach * LR * CLIP / np.sqrt(dimension)
+    common = rng.normal(size=dimension)
+    rows = [
+        k * one_step * (0.9 * common + 0.4 * rng.normal(size=dimension)) + rng.normal(size=dimension) * np.sqrt(v)
+        for k, v in zip(facts.steps, facts.variances)
+    ]
+    return torch.tensor(np.array(rows), dtype=torch.float32)
+
+
+def combined(weights, updates):
+    total = torch.zeros(updates.shape[1])
+    for weight, row in zip(weights, updates):
+        total += float(weight) * row
+    return total
+
+
+@pytest.mark.parametrize("name", sorted(rules.RULES))
+def test_rules_are_pure_and_their_state_fits_a_checkpoint(name):
+    state = {}
+    for number in (1, 2, 3):
+        facts = facts_of(range(8), round_number=number, layout=LAYOUT)
+        updates = round_of(facts, dimension=SIZE, seed=number)
+        copy, kept = updates.clone(), dict(state)
+        outcome = rules.RULES[name](updates, facts, state)
+        again = rules.RULES[name](updates, facts, state)
+        assert torch.equal(updates, copy)
+        assert {k: id(v) for k, v in state.items()} == {k: id(v) for k, v in kept.items()}
+        assert torch.equal(outcome.delta, again.delta)
+        assert outcome.delta.shape == (SIZE,)
+        assert torch.isfinite(outcome.delta).all()
+        json.dumps({k: v for k, v in outcome.state.items() if not isinstance(v, torch.Tensor)})
+        json.dumps(outcome.diagnostics)
+        if outcome.weights is not None:
+            torch.testing.assert_close(outcome.delta, combined(outcome.weights, updates), rtol=1e-4, atol=1e-6)
+        state = outcome.state
+
+
+@pytest.mark.parametrize("name", sorted(set(rules.RULES) - {"pfa", "pfa-plus", "random-effects"}))
+def test_weights_are_a_distribution(name):
+    facts = facts_of(range(8))
+    weights = rules.RULES[name](round_of(facts), facts, {}).weights
+    assert (weights >= 0).all()
+    assert weights.sum() == pytest.approx(1.0)
+
+
+def test_known_weights_by_loops():
+    facts = facts_of([0, 3, 5])
+    updates = round_of(facts)
+    sizes, epsilons, variances = (list(v) for v in (facts.sizes, facts.epsilons, facts.variances))
+    expected = {
+        "data-weighted": [n / sum(sizes) for n in sizes],
+        "uniform": [1 / 3] * 3,
+        "weiavg": [e / sum(epsilons) for e in epsilons],
+        "declared-variance": [(1 / v) / sum(1 / u for u in variances) for v in variances],
+        "optimum": [(1 / v) / sum(1 / u for u in variances) for v in variances],
+    }
+    norms = [sum(float(x) ** 2 for x in row) for row in updates]
+    expected["column-norm"] = [(1 / n) / sum(1 / m for m in norms) for n in norms]
+    for name, weights in expected.items():
+        outcome = rules.RULES[name](updates, facts, {})
+        np.testing.assert_allclose(outcome.weights, weights, rtol=1e-5, err_msg=name)
+        torch.testing.assert_close(outcome.delta, combined(weights, updates), rtol=1e-4, atol=1e-6)
+
+
+def test_importance_weights_of_the_selection_enter_plain_averages():
+    facts = facts_of([0, 1])
+    from dataclasses import replace
+
+    facts = replace(facts, selection=np.array([0.5, 2.0]))
+    updates = round_of(facts)
+    np.testing.assert_allclose(rules.uniform(updates, facts, {}).weights, [0.25, 1.0])
+    np.testing.assert_allclose(rules.data_weighted(updates, facts, {}).weights, [0.5 * 100 / 250, 2 * 150 / 250])
+
+
+def test_public_data_takes_all_of_weiavg():
+    facts = facts_of([0, 1, 2], epsilons=[1.0, np.inf, 5.0])
+    assert rules.weiavg(round_of(facts), facts, {}).weights.tolist() == [0.0, 1.0, 0.0]
+
+
+def test_optimum_needs_a_simulation():
+    facts = facts_of([0, 1])
+    facts.extra.pop("oracle_variances")
+    with pytest.raises(BadInput, match="only a simulation knows"):
+        rules.optimum(round_of(facts), facts, {})
+
+
+def test_noise_power_is_shown_for_every_rule_with_weights():
+    facts = facts_of(range(8))
+    updates = round_of(facts)
+    for name in ("uniform", "robust-hdp", "optimum"):
+        outcome = rules.RULES[name](updates, facts, {})
+        power = sum(w * w * v / LR**2 for w, v in zip(outcome.weights, facts.variances))
+        assert outcome.diagnostics["noise_power"] == pytest.approx(power)
+        assert outcome.diagnostics["least_noise_power"] <= power * (1 + 1e-9)
+    assert outcome.diagnostics["noise_power"] == pytest.approx(outcome.diagnostics["least_noise_power"])
+
+
+def test_unknown_options_are_refused_with_those_that_exist():
+    facts = facts_of([0, 1])
+    with pytest.raises(BadInput, match="robust-hdp has no option 'evry': use every, rows"):
+        rules.robust_hdp(round_of(facts), facts, {}, evry=3)
+    with pytest.raises(BadInput, match="it has none"):
+        rules.uniform(round_of(facts), facts, {}, every=3)
+
+
+class TestRobustHdp:
+    def test_weights_are_those_of_the_column_matrix(self):
+        facts = facts_of(range(8))
+        updates = round_of(facts)
+        outcome = rules.robust_hdp(updates, facts, {})
+        np.testing.assert_allclose(outcome.weights, aggregate.robust_hdp(updates.T), rtol=1e-4)
+        assert outcome.diagnostics["converged"]
+        assert len(outcome.diagnostics["low_rank_singular_values"]) == 8
+        top = np.linalg.svd(updates.numpy(), compute_uv=False)
+        np.testing.assert_allclose(outcome.diagnostics["update_singular_values"], top, rtol=1e-3)
+
+    def test_every_third_round_estimates_and_the_others_remember(self):
+        rule, state, weights = partial(rules.robust_hdp, every=3), {}, []
+        for number in range(1, 6):
+            facts = facts_of(range(8), round_number=number)
+            outcome = rule(round_of(facts, seed=number), facts, state)
+            state = outcome.state
+            weights.append(outcome.weights)
+        np.testing.assert_allclose(weights[0], weights[1])
+        np.testing.assert_allclose(weights[0], weights[2])
+        assert not np.allclose(weights[0], weights[3], rtol=1e-3)
+        np.testing.assert_allclose(weights[3], weights[4])
+
+    def test_remembered_variances_follow_a_change_of_learning_rate(self):
+        from dataclasses import replace
+
+        facts = facts_of(range(8))
+        first = rules.robust_hdp(round_of(facts), facts, {}, every=10)
+        later = replace(facts, round=2, variances=facts.variances / 100)
+        second = rules.robust_hdp(round_of(facts) / 10, later, first.state, every=10)
+        np.testing.assert_allclose(
+            second.diagnostics["estimated_variances"], np.array(first.diagnostics["estimated_variances"]) / 100
+        )
+
+    def test_a_client_seen_for_the_first_time_asks_for_an_estimate(self):
+        facts = facts_of([0, 1, 2, 4])
+        first = rules.robust_hdp(round_of(facts), facts, {}, every=10)
+        known = facts_of([2, 4, 1], round_number=2)
+        assert "converged" not in rules.robust_hdp(round_of(known), known, first.state, every=10).diagnostics
+        new = facts_of([2, 3, 1], round_number=2)
+        assert "converged" in rules.robust_hdp(round_of(new), new, first.state, every=10).diagnostics
+
+    def test_senseless_options_are_refused(self):
+        facts = facts_of([0, 1])
+        with pytest.raises(BadInput, match="every"):
+            rules.robust_hdp(round_of(facts), facts, {}, every=0)
+
+
+class TestFactorHdp:
+    def test_the_first_round_is_a_plain_fit_and_later_ones_pool(self):
+        state, off = {}, []
+        for number in range(1, 7):
+            facts = facts_of(range(10), round_number=number)
+            outcome = rules.factor_hdp(round_of(facts, dimension=600, seed=number), facts, state, rounds=4)
+            state = outcome.state
+            estimates = np.array(outcome.diagnostics["estimated_variances"])
+            own = facts.variances + (0.4 * 0.6 * LR * CLIP * facts.steps) ** 2 / 600  # what no one shares is noise
+            off.append(np.abs(np.log(estimates / own)).mean())
+            assert outcome.diagnostics["rounds"] == min(number, 4)
+            if number == 1:
+                plain = aggregate.factor_hdp(round_of(facts, dimension=600, seed=1).T)
+                np.testing.assert_allclose(outcome.weights, plain, rtol=1e-4)
+        assert np.mean(off[3:]) < 0.8 * off[0]
+
+    def test_rounds_with_different_participants_pool(self):
+        state = {}
+        for number, who in enumerate(([0, 1, 2, 3, 4], [3, 9, 4, 1, 7], [0, 7, 9, 2, 5]), start=1):
+            facts = facts_of(who, round_number=number)
+            outcome = rules.factor_hdp(round_of(facts, seed=number), facts, state)
+            state = outcome.state
+        own = facts.variances + (0.4 * 0.6 * LR * CLIP * facts.steps) ** 2 / 4000
+        np.testing.assert_allclose(outcome.diagnostics["estimated_variances"], own, rtol=0.2)
+
+    def test_too_few_clients_are_weighed_as_they_declare(self):
+        facts = facts_of([0, 4, 6])
+        outcome = rules.factor_hdp(round_of(facts), facts, {})
+        np.testing.assert_allclose(outcome.weights, rules.declared_variance(round_of(facts), facts, {}).weights)
+        assert "declared" in outcome.diagnostics["fallback"]
+
+    def test_virtual_copies_of_a_client_are_rows_like_others(self):
+        facts = facts_of([0, 1, 1, 2, 3, 4])
+        outcome = rules.factor_hdp(round_of(facts), facts, {})
+        assert outcome.weights.sum() == pytest.approx(1.0)
+        assert outcome.weights[1] == pytest.approx(outcome.weights[2], rel=0.2)
+
+
+class TestRandomEffects:
+    def test_the_first_round_is_that_of_the_column_matrix_with_the_length_of_a_plain_average(self):
+        facts = facts_of(range(8))
+        updates = round_of(facts)
+        outcome = rules.random_effects(updates, facts, {})
+        shares = facts.sizes / facts.sizes.sum()
+        plain = aggregate.random_effects(updates.T, facts.variances, steps=facts.steps, shares=shares)
+        np.testing.assert_allclose(outcome.weights / outcome.weights.sum(), plain, rtol=1e-4)
+        votes = np.array(outcome.diagnostics["votes"])
+        assert votes.sum() == pytest.approx(1.0)
+        np.testing.assert_allclose(outcome.weights @ facts.steps, shares @ facts.steps)
+
+    def test_memory_averages_the_spread_over_rounds(self):
+        """By loops: the average of the noise-free Gram matrices, weighted by memory^age."""
+        from sordino.server import spread
+
+        state, history = {}, []
+        for number in range(1, 5):
+            facts = facts_of(range(6), round_number=number)
+            updates = round_of(facts, seed=number)
+            per_step = updates.double().numpy() / facts.steps[:, None]
+            variances = facts.variances / facts.steps**2
+            history.append(per_step @ per_step.T / updates.shape[1] - np.diag(variances))
+            outcome = rules.random_effects(updates, facts, state, memory=0.5)
+            state = outcome.state
+        ages = 0.5 ** np.arange(4)[::-1]
+        average = sum(a * g for a, g in zip(ages, history)) / ages.sum()
+        worth = ages.sum() ** 2 / (ages**2).sum()
+        expected = spread.reml(average + np.diag(variances), variances, worth * 4000)
+        assert outcome.diagnostics["spread"] == pytest.approx(expected.estimate, rel=1e-3)
+        assert outcome.diagnostics["spread_error"] == pytest.approx(expected.error, rel=1e-3)
+
+    def test_any_participants_in_any_round(self):
+        state = {}
+        for number, who in enumerate(([0, 1, 2], [5, 1], [7], [2, 2, 5, 0]), start=1):
+            facts = facts_of(who, round_number=number)
+            outcome = rules.random_effects(round_of(facts), facts, state)
+            assert np.isfinite(outcome.weights).all()
+            assert (outcome.weights >= 0).all()
+            state = outcome.state
+
+    @pytest.mark.parametrize("options", [{"noise": "factor"}, {"spread_by": "structured"}, {"per_step": False}])
+    def test_variants_run(self, options):
+        facts = facts_of(range(8))
+        outcome = rules.random_effects(round_of(facts), facts, {}, **options)
+        assert sum(outcome.diagnostics["votes"]) == pytest.approx(1.0)
+
+    @pytest.mark.parametrize("options", [{"noise": "guess"}, {"memory": 1.0}, {"spread_by": "x"}])
+    def test_senseless_options_are_refused(self, options):
+        facts = facts_of([0, 1])
+        with pytest.raises(BadInput, match=next(iter(options))):
+            rules.random_effects(round_of(facts), facts, {}, **options)
+
+
+class TestPfa:
+    EPSILONS = (0.5, 0.6, 0.4, 5.0, 6.0, 5.5)
+
+    def plain(self, updates, epsilons, public, k):
+        """Per tensor, with the full SVD of the centred public updates."""
+        updates, epsilons = updates.double().numpy(), np.array(epsilons)
+        private = [i for i in range(len(epsilons)) if i not in public]
+        mean = lambda rows: sum(epsilons[i] * updates[i] for i in rows) / sum(epsilons[i] for i in rows)  # noqa: E731
+        centre = updates[public].mean(0) if len(public) > 1 else np.zeros(updates.shape[1])
+        answer = mean(private)
+        for _, shape, offset in LAYOUT:
+            part = slice(offset, offset + int(np.prod(shape)))
+            rows = updates[public][:, part] - centre[part]
+            basis = np.linalg.svd(rows.T, full_matrices=False)[0][:, : min(k, max(1, len(public) - 1))]
+            answer[part] = centre[part] + basis @ basis.T @ (answer[part] - centre[part])
+        share = epsilons[public].sum() / epsilons.sum()
+        return share * mean(public) + (1 - share) * answer
+
+    @pytest.mark.parametrize("k", [1, 2, 4])
+    def test_equals_the_projection_by_full_svd_per_tensor(self, k):
+        facts = facts_of(range(6), epsilons=self.EPSILONS, layout=LAYOUT)
+        updates = round_of(facts, dimension=SIZE)
+        outcome = rules.pfa(updates, facts, {}, directions=k)
+        assert outcome.diagnostics["public"] == [3, 4, 5]
+        np.testing.assert_allclose(outcome.delta, self.plain(updates, self.EPSILONS, [3, 4, 5], k), atol=1e-6)
+
+    def test_one_public_client_is_its_own_direction(self):
+        facts = facts_of(range(6), epsilons=self.EPSILONS, layout=LAYOUT)
+        updates = round_of(facts, dimension=SIZE)
+        outcome = rules.pfa(updates, facts, {}, split="top-share", share=0.1)
+        assert outcome.diagnostics["public"] == [4]
+        np.testing.assert_allclose(outcome.delta, self.plain(updates, self.EPSILONS, [4], 1), atol=1e-6)
+
+    def test_who_is_public(self):
+        rows = projected.public_rows
+        assert rows(np.array([0.2, 0.25, 0.3, 4.0, 5.0]), "mixture", 0.1).tolist() == [False] * 3 + [True] * 2
+        assert rows(np.array([1.0, np.inf, 50.0]), "mixture", 0.1).tolist() == [False, True, False]
+        assert rows(np.full(4, 2.0), "mixture", 0.1).all()
+        assert rows(np.arange(1.0, 21.0), "top-share", 0.1).nonzero()[0].tolist() == [18, 19]
+        with pytest.raises(BadInput, match="split"):
+            rows(np.array([1.0, 2.0]), "halves", 0.1)
+        with pytest.raises(BadInput, match="share"):
+            rows(np.array([1.0, 2.0]), "top-share", 1.5)
+
+    def test_equal_budgets_are_a_plain_average(self):
+        facts = facts_of(range(4), epsilons=[2.0] * 4)
+        updates = round_of(facts)
+        torch.testing.assert_close(rules.pfa(updates, facts, {}).delta, updates.mean(0), rtol=1e-4, atol=1e-6)
+
+
+class TestPfaPlus:
+    FACTS = facts_of(range(6), epsilons=TestPfa.EPSILONS, layout=LAYOUT)
+
+    def test_warms_up_as_pfa_and_then_projects_on_the_basis_of_the_round_before(self):
+        first, second = (round_of(self.FACTS, dimension=SIZE, seed=seed) for seed in (1, 2))
+        warm = rules.pfa_plus(first, self.FACTS, {}, directions=2)
+        torch.testing.assert_close(warm.delta, rules.pfa(first, self.FACTS, {}, directions=2).delta)
+        basis = warm.state["pfa_basis"]
+        outcome = rules.pfa_plus(second, self.FACTS, warm.state, directions=2)
+        private = (0.5 * second[0] + 0.6 * second[1] + 0.4 * second[2]) / 1.5
+        public = (5.0 * second[3] + 6.0 * second[4] + 5.5 * second[5]) / 16.5
+        centre = second[3:].mean(0)
+        expected = centre.clone()
+        for _, shape, offset in LAYOUT:
+            part = slice(offset, offset + int(np.prod(shape)))
+            expected[part] += basis[part] @ (basis[part].T @ (private - centre)[part])
+        torch.testing.assert_close(outcome.delta, (16.5 * public + 1.5 * expected) / 18.0, rtol=1e-4, atol=1e-6)
+
+    def test_coefficients_are_enough(self):
+        """Private rows that hold only what k numbers per tensor say give the very same step."""
+        first, second = (round_of(self.FACTS, dimension=SIZE, seed=seed) for seed in (1, 2))
+        state = rules.pfa_plus(first, self.FACTS, {}, directions=2).state
+        sent = projected.coefficients(second[:3], state["pfa_basis"], LAYOUT)
+        assert sent.shape == (3, 2 * len(LAYOUT))
+        rows = torch.cat([projected.expand(sent, state["pfa_basis"], LAYOUT), second[3:]])
+        whole, short = (rules.pfa_plus(u, self.FACTS, state, directions=2).delta for u in (second, rows))
+        torch.testing.assert_close(short, whole, rtol=1e-4, atol=1e-6)
+
+    def test_the_basis_is_orthonormal_in_every_tensor_or_zero(self):
+        basis = rules.pfa_plus(round_of(self.FACTS, dimension=SIZE), self.FACTS, {}, directions=3).state["pfa_basis"]
+        for part in projected.tensors(LAYOUT, SIZE):
+            inner = basis[part].T @ basis[part]
+            expected = torch.diag(torch.tensor([1.0, 1.0, 0.0]))  # three centred updates have two directions
+            torch.testing.assert_close(inner, expected, rtol=1e-4, atol=1e-5)
+
+    def test_a_round_without_public_clients_keeps_the_basis(self):
+        state = rules.pfa_plus(round_of(self.FACTS, dimension=SIZE), self.FACTS, {}).state
+        alone = facts_of([0], epsilons=[0.5], layout=LAYOUT, round_number=2)
+        outcome = rules.pfa_plus(round_of(alone, dimension=SIZE), alone, state)
+        assert torch.isfinite(outcome.delta).all()
+        with pytest.raises(BadInput, match="directions"):
+            rules.pfa_plus(round_of(self.FACTS, dimension=SIZE), self.FACTS, {}, directions=0)
