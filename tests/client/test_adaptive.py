@@ -21,6 +21,18 @@ def test_squared_norms_are_cut_at_the_square_of_the_clip():
     assert values.max() <= asked.bound({"clip": 2.0})
 
 
+def test_with_a_reach_the_bound_follows_the_radius_and_never_exceeds_the_clip():
+    asked = adaptive.squared_norms(reach=2.0)
+    assert asked.bound({"clip": 3.0, "radius": 1.0}) == 4.0
+    assert asked.values(LOSSES, NORMS, {"clip": 3.0, "radius": 1.0}).tolist() == [[0.0, 0.25, 4.0, 4.0, 4.0]]
+    assert asked.bound({"clip": 3.0, "radius": 2.0}) == 9.0
+    assert asked.bound({"clip": 3.0}) == 9.0, "before the first radius"
+    columns = asked.bound({"clip": 3.0, "radius": torch.tensor([[1.0], [2.0]])})
+    assert columns.tolist() == [[4.0], [9.0]]
+    with pytest.raises(BadInput, match="reach"):
+        adaptive.squared_norms(reach=1.0)
+
+
 def test_the_share_under_the_radius_is_centred_so_its_bound_is_a_half():
     asked = adaptive.under_radius()
     values = asked.values(LOSSES, NORMS, {"clip": 9.0, "radius": 2.0})

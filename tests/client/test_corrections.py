@@ -56,7 +56,7 @@ def test_feddyn_tilts_by_its_dual_and_updates_it():
 
 
 def test_a_dual_at_its_fixed_point_is_the_gradient():
-    """FedDyn's aim: where clients have stopped moving, h_i = ∇F_i, so their tilted objectives agree with the server's."""
+    """FedDyn's aim: where a client has stopped moving, h_i = ∇F_i, so its tilted objective agrees with the server's."""
     rule, target = feddyn(0.5), torch.tensor([[1.0, -2.0, 0.5, 3.0]])
     state = {"dual": torch.zeros(1, D)}
     for _ in range(400):

@@ -213,12 +213,12 @@ def test_the_engine_leaves_the_model_alone(small):
 
 def test_exact_gradients_too_many_to_keep_are_computed_again():
     from sordino.client.gradients.exact import Exact
-    from sordino.client.gradients.losses import cross_entropy
+    from sordino.client.gradients.losses import loss_by_name
 
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 3))
     x, y = batch((6,), 3, rows=2, width=9)
-    kept, again = Exact(model, cross_entropy, ""), Exact(model, cross_entropy, "", kept_bytes=2 * 83 * 4)
+    kept, again = Exact(model, loss_by_name("cross-entropy"), ""), Exact(model, loss_by_name("cross-entropy"), "", kept_bytes=2 * 83 * 4)
     params = rows_of_parameters(kept, model, 2)
     kept.module.eval()
     again.module.eval()

@@ -24,7 +24,7 @@ def records_of(clients, i, batch):
     return torch.from_numpy(clients.x[where]).double(), torch.from_numpy(clients.y[where])
 
 
-def adaptdp(model, clients, plan, key, rounds, *, tau, floor, ball, chance=0.01):
+def adaptdp(model, clients, plan, key, rounds, *, tau, floor, ball, reach=None, chance=0.01):
     """x_R, x^(out) and the radii of Algorithm 1, drawing batches and noise from the same keyed streams."""
     source, model = Keyed(key), copy.deepcopy(model).double()
     shares = clients.sizes / clients.sizes.sum()
@@ -33,18 +33,19 @@ def adaptdp(model, clients, plan, key, rounds, *, tau, floor, ball, chance=0.01)
     for number in range(1, rounds + 1):
         start = parameters_to_vector(model.parameters()).detach().clone()
         mean = variance = 0.0
+        asked = ceiling if reach is None or not radii else min(ceiling, reach * radii[-1])
         for i, one in enumerate(plan.clients):
             turn, terms = Turn(one.name, number), one.asks[0]
             (batch,) = source.batches(turn, "squared-norm", terms.sampling, one.records, 1)
             expected = terms.sampling.rate * one.records
             total = sum(
-                min(float(g.norm()) ** 2, ceiling**2) for g in record_gradients(model, *records_of(clients, i, batch))
+                min(float(g.norm()) ** 2, asked**2) for g in record_gradients(model, *records_of(clients, i, batch))
             )
             sigma = terms.noise("squared-norm") * one.budget.adjacency.sensitivity / expected
             noise = float(source.normal([turn], "squared-norm", 0, torch.empty(1, 1)))
-            mean += (total / expected + sigma * ceiling**2 * noise) / count
+            mean += (total / expected + sigma * asked**2 * noise) / count
             variance += sigma**2 / count
-        nu = math.sqrt(2 * variance / count) * ceiling**2 * math.sqrt(math.log(2 * count * rounds / chance))
+        nu = math.sqrt(2 * variance / count) * asked**2 * math.sqrt(math.log(2 * count * rounds / chance))
         radius = max(floor * ceiling, min(ceiling, math.sqrt(max(0.0, 2 * tau * (mean + nu)))))
         radii.append(radius)
         ended, out = torch.zeros_like(start), torch.zeros_like(start)

@@ -12,6 +12,7 @@ from torch import nn
 
 import sordino as sd
 from sordino.data.dataset import Dataset
+from sordino.engine.canaries import Trial, audit_method
 from sordino.errors import BadInput
 from sordino.methods import get
 from sordino.methods.adaptive import squared_norm, under_radius
@@ -58,13 +59,18 @@ def line():
 
 @pytest.mark.parametrize("averaging", [True, False])
 @pytest.mark.parametrize(
-    ("sampling", "adjacency", "size"),
-    [("poisson", "zero-out", None), ("poisson", "zero-out", "full"), ("fixed", "replace-one", 12.0)],
+    ("sampling", "adjacency", "size", "reach"),
+    [
+        ("poisson", "zero-out", None, None),
+        ("poisson", "zero-out", "full", None),
+        ("fixed", "replace-one", 12.0, None),
+        ("poisson", "zero-out", None, 1.5),
+    ],
 )
-def test_adaptdp_equals_a_plain_record_by_record_loop(tiny, sampling, adjacency, size, averaging):
+def test_adaptdp_equals_a_plain_record_by_record_loop(tiny, sampling, adjacency, size, reach, averaging):
     """With everything the paper has: τ, b^C, the projection, and both outputs x^(out) and x_R."""
     clients = tiny.with_budgets([200.0, 400.0], delta=1e-4, adjacency=adjacency)
-    ask = squared_norm(share=0.3, size=size, tau=0.2, floor=0.01)
+    ask = squared_norm(share=0.3, size=size, reach=reach, tau=0.2, floor=0.01)
     method = replace(get("adaptdp", {"server": {"name": "ball", "bound": 0.9}}), ask=ask)
     if averaging:
         method = get(method, {"local": "averaged", "aggregate": "averaged"})
@@ -72,7 +78,7 @@ def test_adaptdp_equals_a_plain_record_by_record_loop(tiny, sampling, adjacency,
     ready = running.prepare(clients, "logistic", method, 0, None, settings)
     done = sd.train(clients, "logistic", method, seed=0, **settings)
     last, out, radii = adaptive_loop.adaptdp(
-        ready.template, clients, ready.plan, ready.key, 2, tau=0.2, floor=0.01, ball=0.9
+        ready.template, clients, ready.plan, ready.key, 2, tau=0.2, floor=0.01, ball=0.9, reach=reach
     )
     assert [one["clip"] for one in done.metrics] == pytest.approx(radii, rel=1e-5)
     assert all(0.05 < one < 5.0 for one in radii), "neither limit hides a difference"
@@ -104,6 +110,21 @@ def test_the_radius_falls_along_a_converging_run(least_squares):
     power = np.array([one["diagnostics"]["noise_power"] for one in done.metrics])
     assert power[-10:].mean() < 0.5 * power[0], "the declared noise follows the radius"
     assert np.allclose(power / radii**2, power[0] / radii[0] ** 2)
+
+
+def test_a_bound_that_follows_the_radius_lets_it_fall_below_the_noise_floor_of_a_fixed_one(least_squares):
+    clients = least_squares.with_budgets(2.0, delta=1e-4)
+    settings = {"rounds": 40, "batch": 100, "steps": 20, "lr": 0.1, "clip": 1.0, "evaluate": 40}
+    fixed = sd.train(clients, line(), "adaptdp", **settings)
+    follows = sd.train(clients, line(), replace(get("adaptdp"), ask=squared_norm(reach=1.5)), **settings)
+    assert follows.metrics[-1]["clip"] < 0.2 * fixed.metrics[-1]["clip"]
+    assert follows.result["final"]["loss"] < 0.3 * fixed.result["final"]["loss"]
+
+
+def test_the_bound_that_follows_the_radius_keeps_its_claim():
+    found = audit_method(replace(get("adaptdp"), ask=squared_norm(reach=1.5)), Trial(epsilon=2.0, canaries=50_000))
+    assert found.passed
+    assert found.claimed <= 2.0
 
 
 def test_both_phases_are_charged_and_together_spend_the_budget(digits):
@@ -168,8 +189,9 @@ def test_what_the_observer_sees_is_right_and_marked_as_not_released(digits):
         assert seen["tau"][f"{q:g}"] == pytest.approx(np.quantile(norms**2, q) / (norms**2).mean(), rel=1e-4)
 
 
-def test_methods_with_a_fixed_radius_are_not_watched(digits):
-    done = sd.train(digits, "logistic", "dp-fedavg", rounds=1, **SETTINGS)
+@pytest.mark.parametrize("method", ["dp-fedavg", "auto-clipping"])
+def test_methods_with_a_fixed_radius_are_not_watched(digits, method):
+    done = sd.train(digits, "logistic", method, rounds=1, **SETTINGS)
     assert "clip" not in done.metrics[0]
     assert "observer" not in done.metrics[0]
 

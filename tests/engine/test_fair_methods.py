@@ -1,6 +1,7 @@
 """The fairness methods: equal to loops on a blackboard, FedAvg where theory says so, and refused where senseless."""
 
 import importlib.util
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -40,10 +41,13 @@ def expected(clients, method, reference, parts=None, **settings):
     return reference(plain.Plain(running.prepare(clients, "logistic", methods.get(method, parts), 0, None, keys)))
 
 
+WIDE = {"name": "fair", "weight": 0.5}
+"""Tested with a clip that few records reach: where all are clipped, factors do not matter."""
+
 CASES = {
     "fedfair": ("fedfair", plain.fedfair, None),
-    "fedfdp": ("fedfdp", plain.fedfdp, None),
-    "fedfdp, same batch": ("fedfdp", plain.fedfdp_same_batch, SAME_BATCH),
+    "fedfdp": ("fedfdp", plain.fedfdp, {"clip": WIDE}),
+    "fedfdp, same batch": ("fedfdp", plain.fedfdp_same_batch, {"clip": WIDE, **SAME_BATCH}),
     "scaffold": ("scaffold", plain.scaffold, None),
     "dp-scaffold": ("dp-scaffold", plain.scaffold, None),
     "fedprox": ("fedprox", plain.fedprox, None),
@@ -59,8 +63,18 @@ CASES = {
 @pytest.mark.parametrize("steps", [1, 2])
 def test_every_method_equals_a_plain_loop(digits, case, steps):
     method, reference, parts = CASES[case]
-    done = trained(digits, method, parts, steps=steps)
-    assert distance(done.weights, expected(digits, method, reference, parts, steps=steps)) < 1e-5
+    settings = {"steps": steps, "clip": 8.0 if method == "fedfdp" else 0.7}
+    if method == "fedfdp":
+        reference = partial(reference, weight=0.5)
+    done = trained(digits, method, parts, **settings)
+    assert distance(done.weights, expected(digits, method, reference, parts, **settings)) < 1e-5
+
+
+@pytest.mark.parametrize("case", ["fedfdp", "fedfdp, same batch", "fedfair"])
+def test_the_loss_makes_a_difference(digits, case):
+    method, reference, parts = CASES[case]
+    done = trained(digits, method, parts, clip=8.0)
+    assert distance(done.weights, expected(digits, method, partial(reference, weight=0), parts, clip=8.0)) > 1e-3
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -182,6 +196,7 @@ def test_q_ffl_with_q_zero_is_the_plain_mean(digits, same_draws):
         ("ali-dpfl", {"aggregate": {"name": "ali-dpfl", "combine": "weiavg", "convexity": 1.0}}),
         ("dp-fedprox", {"aggregate": "random-effects", "server": {"name": "ema", "decay": 0.5}}),
         ("dp-scaffold", {"clip": {"name": "fair"}, "ask": SAME_BATCH["ask"]}),
+        ("dp-fedavg", {"local": {"name": "fair", "weight": 0.1}, "ask": SAME_BATCH["ask"]}),
     ],
 )
 def test_parts_compose_and_nobody_overspends(digits, method, parts):

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+import torch
 
 import sordino as sd
 from sordino.engine.evaluate import by_budget, spread
@@ -25,6 +26,19 @@ def test_every_evaluated_round_and_the_end_tell_how_unequal_clients_fare(digits,
         assert record["worst_decile"] == pytest.approx(accuracy.min())
         assert record["best_decile"] == pytest.approx(accuracy.max())
     assert set(KEYS) <= set(json.loads(to_json(done.result))["final"])
+
+
+def test_the_end_also_tells_unfairness_on_the_records_that_were_trained_on(digits):
+    done = sd.train(digits, "logistic", "fedavg", rounds=2, rate=0.2)
+    losses = []
+    for one in digits.train:
+        out = done.model(torch.from_numpy(digits.x[one]))
+        losses.append(torch.nn.functional.cross_entropy(out, torch.from_numpy(digits.y[one])).item())
+    shares = digits.sizes / digits.sizes.sum()
+    mean = sum(s * f for s, f in zip(shares, losses))
+    assert done.result["final"]["train_loss"] == pytest.approx(mean, rel=1e-5)
+    psi = sum(s * (f - mean) ** 2 for s, f in zip(shares, losses))
+    assert done.result["final"]["train_psi"] == pytest.approx(psi, rel=1e-4)
 
 
 def test_deciles_are_means_of_a_tenth_of_the_clients():

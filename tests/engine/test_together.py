@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import sordino as sd
+from sordino import methods
 from sordino.errors import BadInput
 from sordino.study.many import train_together
 from sordino.study.run import prepare
@@ -26,6 +27,16 @@ def test_stacked_runs_equal_runs_alone(digits):
         assert gap < 1e-5
         assert one.privacy == alone.privacy
         assert one.result["final"]["loss"] == pytest.approx(alone.result["final"]["loss"], rel=1e-3)
+
+
+def test_runs_with_questions_and_broadcasts_of_their_own_equal_runs_alone(digits):
+    """Fair clipping: every run has its own mean loss and its own loss bound, a column of the stack."""
+    fair = methods.get("fedfdp", {"clip": {"name": "fair", "weight": 0.5}})
+    common = {"rounds": 3, "rate": 0.2, "steps": 2, "lr": 0.2, "clip": 8.0}
+    runs = [prepare(digits, "logistic", fair, seed, None, common) for seed in (0, 1)]
+    for seed, one in enumerate(train_together(runs, device="cpu")):
+        alone = sd.train(digits, "logistic", fair, seed=seed, **common)
+        assert np.linalg.norm(one.weights - alone.weights) / np.linalg.norm(alone.weights) < 1e-5
 
 
 def test_runs_that_do_different_things_at_clients_are_refused(digits):

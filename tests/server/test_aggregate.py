@@ -51,10 +51,10 @@ def test_broken_matrices_are_refused_with_the_column(face, updates):
 
 
 def test_robust_hdp_is_within_one_percent_of_the_optimum_where_noise_dominates(noise):
-    """Published budgets, full size, no shared signal to speak of: the paper's Table 10 says 0.4 %."""
+    """Published budgets, no shared signal to speak of: the paper's Table 10 says 0.4 %. Dist3 at full size."""
     for dist in noise.dists:
         variances = noise.variances(dist)
-        weights = aggregate.robust_hdp(noise.plant(variances, 1e-3))
+        weights = aggregate.robust_hdp(noise.plant(variances, 1e-3, rows=28_938 if dist == "Dist3" else 8000))
         assert noise.excess(weights, variances) < 1.01, dist
 
 

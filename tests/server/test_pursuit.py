@@ -95,7 +95,7 @@ def test_decompose_adds_up_keeps_the_kind_and_leaves_its_input_alone(noise):
         assert type(low) is type(sparse) is type(matrix)
         assert low.dtype == sparse.dtype == matrix.dtype
         off = np.asarray(matrix) - np.asarray(low) - np.asarray(sparse)
-        assert np.linalg.norm(off) <= 1e-5 * np.linalg.norm(np.asarray(matrix))
+        assert np.linalg.norm(off) <= 2e-6 * np.linalg.norm(np.asarray(matrix))
     assert torch.equal(tensor, copy)
     assert torch.get_num_threads() == threads
 
@@ -156,7 +156,7 @@ def test_corner_cases_have_sane_answers(noise):
 
 
 def test_one_client_of_another_scale_does_not_slow_the_others_down(noise):
-    matrix = noise.plant(VARIANCES, 0.5, rank=2, rows=2000)
+    matrix = noise.plant(VARIANCES, 0.5, rank=2, rows=600)
     matrix[:, 2] *= 1e5
     found = pursuit.solve(matrix.double())
     settled = pursuit.solve(matrix.double(), tolerance=1e-5, iterations=20_000)
@@ -182,7 +182,8 @@ def test_full_size_against_plain_admm(noise, dist, signal):
     assert time.perf_counter() - started < 5.0
     expected = (sparse**2).sum(0)
     np.testing.assert_allclose(found.weights, (1 / expected) / (1 / expected).sum(), rtol=0.01)
-    assert np.linalg.norm(found.low_rank.numpy() - low) < 0.01 * np.linalg.norm(low)
+    for part, reference in ((found.low_rank, low), (found.sparse, sparse)):
+        assert np.linalg.norm(part.numpy() - reference) < 0.002 * np.linalg.norm(matrix.numpy())
 
 
 @pytest.mark.slow

@@ -163,4 +163,4 @@ def test_averaging_iterates_needs_clients_that_send_them():
     with pytest.raises(BadInput, match="local = 'averaged'"):
         radius.averaged(torch.ones(3, 4), facts(), {})
     with pytest.raises(BadInput, match="unknown"):
-        radius.averaged(torch.ones(3, 4), facts(iterate=torch.ones(3, 4)), {}, by="luck")
+        radius.averaged(torch.ones(3, 4), facts(iterate=torch.ones(3, 4)), {}, combine="luck")

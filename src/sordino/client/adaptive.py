@@ -56,7 +56,7 @@ def under_radius() -> Question:
 
 def moving() -> Clip:
     """Flat clipping at the broadcast radius: a_j = min(1, C_r/‖g_j‖)."""
-    return Clip("moving", lambda losses, norms, public: torch.ones_like(norms), radius)
+    return Clip("moving", lambda losses, norms, public: torch.ones_like(norms), radius, moves=True)
 
 
 def automatic(gamma: float = 0.01) -> Clip:
@@ -91,4 +91,4 @@ def averaged() -> Local:
 
     Both are functions of releases alone, so the second upload costs traffic and no privacy.
     """
-    return Local("averaged", _walk, _both)
+    return Local("averaged", _walk, _both, partner="averaged")

@@ -23,12 +23,16 @@ A number stands for all rows; where rows of several runs share a stack it may be
 
 @dataclass(frozen=True)
 class Clip:
-    """A clipping rule by name. ``needs``: the questions whose answers it uses."""
+    """A clipping rule by name.
+
+    ``needs``: the questions whose answers it uses. ``moves``: its radius changes from round to round, worth showing.
+    """
 
     name: str
     factors: Callable[[Tensor, Tensor, Public], Tensor]
     bound: Callable[[Public], Tensor | float]
     needs: tuple[str, ...] = ()
+    moves: bool = False
 
 
 def _ones(losses: Tensor, norms: Tensor, public: Public) -> Tensor:

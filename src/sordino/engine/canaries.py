@@ -121,7 +121,7 @@ def audit_releases(method: str | Method, trial: Trial = Trial(canaries=20_000), 
         where = Path(folder) / "l.db"
         with Ledger(where, durable=False) as book:
             gate = Witness(book, Keyed(f"audit {seed}"), "audit")
-            _run_alone(plan, included, gate)
+            _run_alone(plan, included, gate, book)
             spent.append(max(book.epsilon().values()))
         return np.array([gate.scores.get(name, 0.0) for name in names])
 
@@ -159,12 +159,9 @@ class Witness(Gate):
         return found
 
 
-def _run_alone(plan: RunPlan, included: NDArray[np.bool_], gate: Witness) -> None:
+def _run_alone(plan: RunPlan, included: NDArray[np.bool_], gate: Gate, book: Ledger) -> None:
     """The run with one record a client; a client that lost its coin toss has a null row."""
     count = len(included)
-    book = gate.ledger
-    if book is None:
-        raise BadInput("an audit needs a gate with a ledger")
     book.open_accounts({c.name: c.budget for c in plan.clients}, simulated=True)
     taking = [c for c in plan.clients if c.turns > 0 or any(c.queries)]
     book.declare([Plan(c.name, "audit", *c.declaration()) for c in taking])
@@ -174,9 +171,8 @@ def _run_alone(plan: RunPlan, included: NDArray[np.bool_], gate: Witness) -> Non
     records = Records(zeros, torch.full((count,), -LARGE), torch.from_numpy(included))
     also = tuple(one.question for one in plan.method.ask if one.batch == "step")
     work = Work(engine, plan.method.clip, plan.method.local, also, stack=True)
-    observer = Observer(
-        engine, lambda out, y: out, records, [np.arange(0)] * count, np.ones(count, np.int64), None, False
-    )
+    nothing, sizes = [np.arange(0)] * count, np.ones(count, dtype=np.int64)
+    observer = Observer(engine, lambda out, y: out, records, nothing, sizes, None, False)
     setup = Setup(plan, work, gate, records, list(np.arange(count)[:, None]), observer)
     start = engine.flatten(model)
     state, taken = Checkpoint(0, start, start), np.zeros(count, dtype=np.int64)

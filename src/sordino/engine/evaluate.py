@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sordino.client.gradients import Engine
-from sordino.client.gradients.losses import Loss
 from sordino.client.rows import Records
 
 BATCH = 1024
@@ -67,36 +66,33 @@ class Observer:
     def __init__(
         self,
         engine: Engine,
-        loss: Loss,
+        loss: Callable[[Tensor, Tensor], Tensor],
         records: Records,
         held: list[NDArray[np.int64]],
         sizes: NDArray[np.int64],
         central: Records | None,
         classification: bool,
+        train: list[NDArray[np.int64]] | None = None,
     ) -> None:
         self.engine = engine
         self.loss = loss
         self.records = records
         valid = np.ones(len(records.y), bool) if records.valid is None else records.valid.cpu().numpy()
         self.held = [one[valid[one]] for one in held]
+        self.train = [one[valid[one]] for one in train or []]
         self.shares = sizes / sizes.sum()
         self.central = central
         self.classification = classification
 
     def look(self, weights: Tensor) -> dict[str, Any]:
         """Accuracy (mean, spread, per client), loss Σ p_i F_i, unfairness Ψ = Σ p_i (F_i − F)², central accuracy."""
-        where = np.concatenate(self.held)
-        losses, hits = self._sweep(weights, self.records, torch.from_numpy(where))
-        ends = np.cumsum([len(one) for one in self.held])[:-1]
-        loss = np.array([one.mean() if len(one) else np.nan for one in np.split(losses, ends)])
-        accuracy = np.array([one.mean() if len(one) else np.nan for one in np.split(hits, ends)])
+        loss, accuracy = self._each(weights, self.held)
         seen = ~np.isnan(loss)
-        shares = self.shares * seen / max((self.shares * seen).sum(), 1e-300)
-        overall = float((shares[seen] * loss[seen]).sum())
+        overall, unfairness = self._psi(loss)
         found: dict[str, Any] = {
             "accuracy": float(np.nanmean(accuracy)) if self.classification else None,
             "loss": overall,
-            "psi": float((shares[seen] * (loss[seen] - overall) ** 2).sum()),
+            "psi": unfairness,
             "worst_accuracy": float(np.nanmin(accuracy)) if self.classification else None,
             "client_accuracy": [None if np.isnan(a) else float(a) for a in accuracy] if self.classification else None,
             "client_loss": [None if np.isnan(v) else float(v) for v in loss],
@@ -108,6 +104,27 @@ class Observer:
             found["central_accuracy"] = float(central_hits.mean()) if self.classification else None
             found["central_loss"] = float(central_loss.mean())
         return found
+
+    def look_back(self, weights: Tensor) -> dict[str, float]:
+        """Loss and Ψ on the records that were trained on, where the observer was given them."""
+        if not self.train:
+            return {}
+        overall, unfairness = self._psi(self._each(weights, self.train)[0])
+        return {"train_loss": overall, "train_psi": unfairness}
+
+    def _psi(self, loss: NDArray[np.float64]) -> tuple[float, float]:
+        """F = Σ p_i F_i and Ψ = Σ p_i (F_i − F)², over clients with records."""
+        seen = ~np.isnan(loss)
+        shares = self.shares[seen] / max(self.shares[seen].sum(), 1e-300)
+        overall = float((shares * loss[seen]).sum())
+        return overall, float((shares * (loss[seen] - overall) ** 2).sum())
+
+    def _each(self, weights: Tensor, lists: list[NDArray[np.int64]]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Mean loss and accuracy of every client's records; NaN for a client without any."""
+        losses, hits = self._sweep(weights, self.records, torch.from_numpy(np.concatenate(lists)))
+        ends = np.cumsum([len(one) for one in lists])[:-1]
+        loss = np.array([one.mean() if len(one) else np.nan for one in np.split(losses, ends)])
+        return loss, np.array([one.mean() if len(one) else np.nan for one in np.split(hits, ends)])
 
     def _sweep(
         self, weights: Tensor, records: Records, where: Tensor

@@ -310,9 +310,9 @@ def chunks(work: Work, terms: list[Terms]) -> Iterator[Index]:
 
 
 def _clipping(setup: Setup, state: Checkpoint, opened: Opened) -> dict[str, Any]:
-    """The round's radius where a method has its own rule, and, when it is time to look, what an observer sees of it."""
+    """The round's radius where it moves, and, when it is time to look, what an observer sees of it."""
     plan, clip = setup.plan, setup.work.clip
-    if clip.name == "flat" or not plan.method.private:
+    if not clip.moves or not plan.method.private:
         return {}
     found: dict[str, Any] = {"clip": float(clip.bound(opened.public))}
     if is_time(plan, opened.number):

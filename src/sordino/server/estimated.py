@@ -42,9 +42,8 @@ def robust_hdp(screened: Screened, state: State, *, every: int = 1, rows: int | 
     if (facts.round - 1) % every == 0 or np.isnan(known).any():
         start = state.get("robust_hdp_start")
         same = start is not None and state.get("robust_hdp_clients") == facts.clients.tolist()
-        found = pursuit.solve(
-            screened.updates.T, rows=rows, seed=facts.round, start=start if same else None, parts=False
-        )
+        warm = start if same else None
+        found = pursuit.solve(screened.updates.T, residual=1e-5, rows=rows, seed=facts.round, start=warm, parts=False)
         known, lines = plausible(found.variances, facts)
         shown = _show_pursuit(found)
         if not found.converged:

@@ -88,7 +88,7 @@ class Pursuit:
 
 
 def decompose(matrix: Matrix) -> tuple[Any, Any]:
-    """(L, S) with ‖M − L − S‖/‖M‖ ≤ 1e-5 and settled noise variances, of the same kind (array or tensor) as M.
+    """(L, S) with ‖M − L − S‖/‖M‖ ≤ 1e-6 and settled noise variances, of the same kind (array or tensor) as M.
 
     Warns ``NotSettled`` when the iteration limit came first; ``solve`` has the details.
     """
@@ -112,8 +112,8 @@ def solve(
     matrix: Matrix,
     *,
     penalty: float | None = None,
-    tolerance: float = 2e-3,
-    residual: float = 1e-5,
+    tolerance: float = 1e-3,
+    residual: float = 1e-6,
     iterations: int = 3000,
     rows: int | None = None,
     seed: int = 0,
@@ -127,7 +127,7 @@ def solve(
     matrix : M, a column per client; tensor (any device) or array. Computed in float32 unless it is float64.
     penalty : λ; default 1/√max(d, n), of the rows looked at: a sample of rows estimates the same variances.
     tolerance : how far the variances may still be expected to move, relatively.
-    residual : largest ‖M − L − S‖/‖M‖.
+    residual : largest ‖M − L − S‖/‖M‖; 1e-5 is enough for weights, L itself takes longer to settle.
     iterations : the limit; ``converged`` tells whether it came first.
     rows : look at that many rows, drawn at random by ``seed``, when M has more.
     start : ``projection`` of an earlier result for the same clients in the same order.

@@ -18,6 +18,7 @@ from torch import Tensor
 from sordino.errors import BadInput
 from sordino.server.columns import inverse_weights
 from sordino.server.facts import Array, Facts, Outcome, State
+from sordino.server.fair import about
 from sordino.server.rules import RULES
 
 PUBLIC = "public/radius"
@@ -105,18 +106,19 @@ def quantile(
     return {**state, PUBLIC: min(start * WIDEST, max(start / WIDEST, moved))}
 
 
-def averaged(updates: Tensor, facts: Facts, state: State, *, by: str = "data-weighted") -> Outcome:
-    """Combine updates by the rule ``by``, and the clients' mean iterates by the same rule: ``iterate`` in the state.
+@about(partner="averaged")
+def averaged(updates: Tensor, facts: Facts, state: State, *, combine: str = "data-weighted") -> Outcome:
+    """Combine updates, and by the same rule (``combine``) the clients' mean iterates: ``iterate`` in the state.
 
     Screened like updates: a client that sends a broken iterate is refused or bounded.
     """
-    if by not in RULES:
-        raise BadInput(f"aggregate.by = {by!r} is unknown: use one of {', '.join(RULES)}")
+    if combine not in RULES:
+        raise BadInput(f"aggregate.combine = {combine!r} is unknown: use one of {', '.join(RULES)}")
     iterates = facts.extra.get("iterate")
     if iterates is None:
         raise BadInput("aggregate 'averaged' needs the clients' mean iterates: use it with local = 'averaged'")
-    outcome = RULES[by](updates, facts, state)
-    second = RULES[by](iterates, facts, state)
+    outcome = RULES[combine](updates, facts, state)
+    second = RULES[combine](iterates, facts, state)
     kept = {**outcome.state, "iterate": second.delta}
     return Outcome(outcome.delta, outcome.weights, kept, outcome.diagnostics)
 

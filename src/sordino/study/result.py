@@ -34,6 +34,7 @@ def build_result(
     final = {key: last.get(key) for key in ("accuracy", "loss", "psi", "worst_accuracy", "client_accuracy")}
     others = ("client_loss", "accuracy_variance", "worst_decile", "best_decile")
     final |= {key: value for key, value in last.items() if key.startswith("central") or key in others}
+    final |= observer.look_back(state.shown)
     final["by_budget"] = by_budget(
         [c.budget.epsilon for c in plan.clients], last["client_accuracy"], last["client_loss"]
     )

@@ -285,8 +285,9 @@ def make_setup(
     held = [test if len(test) else train for test, train in zip(clients.test, clients.train)]
     also = tuple(one.question for one in plan.method.ask if one.batch == "step")
     work = Work(ready.engine, plan.method.clip, plan.method.local, also, stack=device.type == "cuda")
-    loss = loss_by_name(ready.study["loss"])
-    observer = Observer(ready.engine, loss, records, held, clients.sizes, central, clients.task == "classification")
+    loss = loss_by_name(ready.study["loss"]).values
+    classes = clients.task == "classification"
+    observer = Observer(ready.engine, loss, records, held, clients.sizes, central, classes, clients.train)
     return Setup(
         plan,
         work,

@@ -173,7 +173,7 @@ def plain_sums(model: nn.Module, loss: Loss, params: Tensor, x: Tensor, y: Tenso
     losses, norms, total = [], [], torch.zeros_like(params)
     for record, label in zip(x, y):
         with torch.enable_grad():
-            value = loss(functional_call(model, named, (record.unsqueeze(0),)), label.unsqueeze(0)).squeeze(0)
+            value = loss.values(functional_call(model, named, (record.unsqueeze(0),)), label.unsqueeze(0)).squeeze(0)
         (gradient,) = torch.autograd.grad(value, flat, retain_graph=True)
         losses.append(value.detach())
         norms.append(gradient.norm())

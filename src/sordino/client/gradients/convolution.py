@@ -67,7 +67,7 @@ class ConvLayer:
         if tape.stacked:
             out, saved = self._stacked_forward(x4, weight, bias)
         elif isinstance(self.way, ways.Planes) and x4.device.type == "cpu":
-            out, saved = self.way.forward(x4, weight, bias, tape.scratch.take, self.name)
+            out, saved = self.way.forward(self.name, x4, weight, bias, tape.scratch)
         else:
             if x4.shape[2] * x4.shape[3] <= SMALL_IMAGE:
                 saved = (x4 := x4.contiguous(),)
@@ -141,7 +141,7 @@ class ConvLayer:
         if self.bias_slot is not None:
             shift = last.sum(1)
             tape.hold(self.name, "bias", shift)
-            tape.add_squares(squared_norms(shift))
+            tape.squares.append(squared_norms(shift))
 
     def pull(self, factors: Tensor, held: Held, segments: Segments, sums: Sums) -> None:
         """Weighted sums of what the way holds."""

@@ -59,7 +59,7 @@ class Exact:
         """Grade rows of records, each row under its own parameters."""
         segments = Segments.regular(y.shape[0], y.shape[1])
         graded = self._grade(params, x.flatten(0, 1), y.flatten(0, 1), segments)
-        return graded.masked(mask).shaped(y.shape[:2])
+        return graded.in_rows(y.shape[:2], mask)
 
     def shared(self, params: Tensor, x: Tensor, y: Tensor, rows_of: Tensor, rows: int) -> Graded:
         """Grade a ragged batch under one vector of parameters."""
@@ -69,7 +69,8 @@ class Exact:
         """Per-record losses, forward only."""
         with torch.no_grad():
             rows = [
-                self._loss(self._outputs(self._named(flat), each), label) for flat, each, label in zip(params, x, y)
+                self._loss.values(self._outputs(self._named(flat), each), label)
+                for flat, each, label in zip(params, x, y)
             ]
         out = torch.stack(rows) if rows else params.new_zeros(y.shape[:2])
         return out if mask is None else torch.where(mask, out, torch.zeros_like(out))
@@ -87,7 +88,7 @@ class Exact:
         return out
 
     def _one(self, named: Named, x: Tensor, y: Tensor) -> Tensor:
-        return self._loss(self._outputs(named, x.unsqueeze(0)), y.unsqueeze(0)).squeeze(0)
+        return self._loss.values(self._outputs(named, x.unsqueeze(0)), y.unsqueeze(0)).squeeze(0)
 
     def _chunks(
         self, params: Tensor, x: Tensor, y: Tensor, segments: Segments
@@ -129,8 +130,7 @@ class Exact:
                     target = out[row, slot.offset : slot.offset + slot.size]
                     target += each.masked_fill(cleared, 0).t().mv(weights)
 
-        finite = torch.isfinite(losses) & torch.isfinite(squares)
-        return Graded.of(losses, squares, finite, pull, (segments.rows, self.dimension))
+        return Graded.of(losses, squares, torch.isfinite(losses + squares), pull, (segments.rows, self.dimension))
 
 
 def _generator_state(device: torch.device) -> Tensor:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from sordino.client.gradients.chain import chain_of
 from sordino.client.gradients.convolution import ConvLayer
 from sordino.client.gradients.layout import dimension_of, flatten, layout_of, load
 from sordino.client.gradients.losses import Loss
@@ -16,7 +17,7 @@ from sordino.client.gradients.shadow import shadow_of
 from sordino.client.gradients.tape import Batch, Layer, Recorded, Sums, Tape, Workspace
 from sordino.client.gradients.types import Graded, LayerPlan, Slot, evaluating
 
-BLOCK_BYTES = 8 * 2**20
+BLOCK_BYTES = 16 * 2**20
 SMALLEST_BLOCK = 16
 WEIGHT_READS = 2
 Window = tuple[Tensor, int, int]
@@ -24,6 +25,8 @@ Window = tuple[Tensor, int, int]
 
 class Fast:
     """One forward pass, one backward pass for activations, and per layer the cheapest way to norms and sums.
+
+    A chain of modules goes back by its own stages, any other model by autograd.
 
     On a CPU a model with convolutions passes over a batch in blocks of records with common weights whose activations
     fit the cache; elsewhere rows are stacked (``stack`` overrides the choice). Buffers are reused from call to call, so
@@ -34,6 +37,7 @@ class Fast:
         self._slots = layout_of(model)
         self._loss = loss
         self.module, self._layers = shadow_of(model, self._slots, self._run_layer)
+        self._chain = chain_of(self.module, self._layers)
         self._convolves = any(isinstance(layer, ConvLayer) for layer in self._layers)
         self._stack = stack
         self._held, self._scratch = Workspace(), Workspace()
@@ -68,7 +72,7 @@ class Fast:
         """Grade rows of records, each row under its own parameters."""
         segments = Segments.regular(y.shape[0], y.shape[1])
         graded = self._grade(self._windows(params, segments), x.flatten(0, 1), y.flatten(0, 1), segments)
-        return graded.masked(mask).shaped(y.shape[:2])
+        return graded.in_rows(y.shape[:2], mask)
 
     def shared(self, params: Tensor, x: Tensor, y: Tensor, rows_of: Tensor, rows: int) -> Graded:
         """Grade a ragged batch under one vector of parameters."""
@@ -82,7 +86,7 @@ class Fast:
         out = torch.zeros(segments.records, dtype=params.dtype, device=params.device)
         for weights, start, stop in self._windows(params, segments):
             outputs = self._evaluated(weights, flat_x, start, stop)
-            out[start:stop] = self._loss(outputs, flat_y[start:stop])
+            out[start:stop] = self._loss.values(outputs, flat_y[start:stop])
         out = out.view(y.shape[:2])
         return out if mask is None else torch.where(mask, out, torch.zeros_like(out))
 
@@ -120,41 +124,52 @@ class Fast:
         return out
 
     def _run(self, tape: Tape, x: Tensor) -> Tensor:
-        if x.dim() == 4 and x.device.type == "cpu":
-            x = x.contiguous(memory_format=torch.channels_last)
         self._tape = tape
         try:
-            out: Tensor = self.module(x)
+            out: Tensor = self.module(_ordered(x))
         finally:
             self._tape = None
         return out
 
     def _evaluated(self, weights: Tensor, x: Tensor, start: int, stop: int) -> Tensor:
+        self._calls += 1  # what a graded batch holds may lie in the buffers that are written now
         with torch.no_grad():
-            return self._run(Tape(weights, Batch(x, self._held), (start, stop), self._scratch), x[start:stop])
+            return self._run(Tape(weights, Batch(len(x), self._held), (start, stop), self._scratch), x[start:stop])
 
     def _grade(self, windows: list[Window], x: Tensor, y: Tensor, segments: Segments) -> Graded:
         self._calls += 1
         ticket = self._calls
         losses = torch.zeros(segments.records, dtype=windows[0][0].dtype, device=x.device)
-        batch = Batch(torch.zeros_like(losses), self._held)
+        squares = torch.zeros_like(losses)
+        batch = Batch(segments.records, self._held)
         for weights, start, stop in windows if segments.records else []:
             tape = Tape(weights, batch, (start, stop), self._scratch)
-            with torch.enable_grad():
-                each = self._loss(self._run(tape, x[start:stop]), y[start:stop])
-                torch.autograd.grad(each.sum(), self._anchor, allow_unused=True)
-            losses[start:stop] = each.detach()
+            losses[start:stop] = self._pass(tape, x[start:stop], y[start:stop])
+            torch.sum(torch.stack(tape.squares), 0, out=squares[start:stop])
             self._volume = self._volume or tape.volume // (stop - start)
             refuse_reuse(tape.used)
-        finite = torch.isfinite(losses) & torch.isfinite(batch.squares)
+        finite = torch.isfinite(losses + squares)  # squares are not negative: no infinity is cancelled
         return Graded.of(
             losses,
-            batch.squares,
+            squares,
             finite,
             self._puller(batch, finite, segments),
             (segments.rows, self.dimension),
             lambda: ticket == self._calls,
         )
+
+    def _pass(self, tape: Tape, x: Tensor, y: Tensor) -> Tensor:
+        """Forward and back over one window: losses, everything else on the tape."""
+        if self._chain is not None:
+            with torch.no_grad():
+                outputs, saved = self._chain.forward(_ordered(x), tape)
+                losses, slopes = self._loss.graded(outputs, y)
+                self._chain.backward(slopes, saved, tape)
+            return losses
+        with torch.enable_grad():
+            losses = self._loss.values(self._run(tape, x), y)
+            torch.autograd.grad(losses, self._anchor, torch.ones_like(losses), allow_unused=True)
+        return losses.detach()
 
     def _puller(self, batch: Batch, finite: Tensor, segments: Segments) -> Callable[[Tensor, Tensor], None]:
         # On a CPU the question is free; on a GPU asking would wait for the device, so everything is scrubbed.
@@ -176,3 +191,8 @@ class Fast:
 
 def _scrubbed(values: Tensor, finite: Tensor) -> Tensor:
     return values.masked_fill(~finite.view(-1, *[1] * (values.dim() - 1)), 0)
+
+
+def _ordered(x: Tensor) -> Tensor:
+    """Images with channels last on a CPU, where the native kernels are faster so."""
+    return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 and x.device.type == "cpu" else x

@@ -46,4 +46,4 @@ def load(model: nn.Module, slots: list[Slot], flat: Tensor) -> None:
 def view_of(params: Tensor, slot: Slot) -> Tensor:
     """One tensor's view of flat parameters: ``[rows, *shape]`` of a matrix, ``shape`` of a vector."""
     part = params[..., slot.offset : slot.offset + slot.size]
-    return part.unflatten(-1, slot.shape) if slot.shape else part.squeeze(-1)
+    return part.view(*params.shape[:-1], *slot.shape)

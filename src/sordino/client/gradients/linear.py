@@ -55,9 +55,9 @@ class LinearLayer:
         tape.hold(self.name, "dy", dy3)
         if self.weight_slot is not None:
             tape.hold(self.name, "x", x3)
-            tape.add_squares(squared_outer(x3, dy3))
+            tape.squares.append(squared_outer(x3, dy3))
         if self.bias_slot is not None:
-            tape.add_squares(squared_norms(dy3.sum(1)))
+            tape.squares.append(squared_norms(dy3.sum(1) if dy3.shape[1] > 1 else dy3))
 
     def pull(self, factors: Tensor, held: Held, segments: Segments, sums: Sums) -> None:
         """``Σ_j a_j dy_jᵀ x_j`` as one product a row."""
@@ -124,7 +124,7 @@ class EmbeddingLayer:
             dy3 = dy3.masked_fill((index == self.padding).unsqueeze(2), 0)
         same = index.unsqueeze(2) == index.unsqueeze(1)
         gram = torch.bmm(dy3, dy3.transpose(1, 2))
-        tape.add_squares(gram.masked_fill_(~same, 0).sum((1, 2)).clamp_min_(0))
+        tape.squares.append(gram.masked_fill_(~same, 0).sum((1, 2)).clamp_min_(0))
         tape.hold(self.name, "dy", dy3)
         tape.hold(self.name, "index", index)
 

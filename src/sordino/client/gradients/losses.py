@@ -1,20 +1,44 @@
-"""Per-record losses by name."""
+"""Per-record losses by name, and their gradients with respect to the model's outputs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
 from sordino.errors import BadInput
 
-Loss = Callable[[Tensor, Tensor], Tensor]
+
+@dataclass(frozen=True)
+class Loss:
+    """A loss per record and its gradient, written out so that a chain of layers needs no autograd.
+
+    Attributes
+    ----------
+    values
+        ``(outputs[n, …], y[n])`` to ℓ ``[n]``; differentiable.
+    graded
+        The same to ℓ ``[n]`` and ∂ℓ_j/∂outputs_j in the shape of the outputs.
+    """
+
+    values: Callable[[Tensor, Tensor], Tensor]
+    graded: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 def cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
-    """ℓ_j = −log softmax(outputs_j)[y_j], ``[n, classes]`` and ``[n]`` to ``[n]``."""
+    """ℓ_j = −log softmax(outputs_j)[y_j]."""
     return functional.cross_entropy(outputs, y, reduction="none")
+
+
+def graded_cross_entropy(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """ℓ_j, and softmax(outputs_j) with 1 taken from the entry of the label."""
+    logs = functional.log_softmax(outputs, 1)
+    label = y.unsqueeze(1)
+    slopes = logs.exp().scatter_add_(1, label, torch.full_like(label, -1, dtype=logs.dtype))
+    return -logs.gather(1, label).squeeze(1), slopes
 
 
 def half_squared_error(outputs: Tensor, y: Tensor) -> Tensor:
@@ -23,7 +47,16 @@ def half_squared_error(outputs: Tensor, y: Tensor) -> Tensor:
     return 0.5 * gap.square().sum(1)
 
 
-_LOSSES: dict[str, Loss] = {"cross-entropy": cross_entropy, "half-squared-error": half_squared_error}
+def graded_half_squared_error(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """ℓ_j, and outputs_j − y_j."""
+    gap = outputs.reshape(outputs.shape[0], -1) - y.reshape(y.shape[0], -1)
+    return 0.5 * gap.square().sum(1), gap.view(outputs.shape)
+
+
+_LOSSES = {
+    "cross-entropy": Loss(cross_entropy, graded_cross_entropy),
+    "half-squared-error": Loss(half_squared_error, graded_half_squared_error),
+}
 
 
 def loss_by_name(name: str) -> Loss:

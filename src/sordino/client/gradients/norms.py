@@ -32,7 +32,7 @@ class _Affine:
         for key in self.slots:
             flat = grads[key].flatten(1)
             tape.hold(self.name, key, flat)
-            tape.add_squares(squared_norms(flat))
+            tape.squares.append(squared_norms(flat))
 
     def pull(self, factors: Tensor, held: Held, segments: Segments, sums: Sums) -> None:
         """Weighted sums of what is held."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -75,22 +74,21 @@ def scattered(patches: Tensor, size: Pair, geometry: Geometry) -> Tensor:
 
 
 def planes_into(x: Tensor, geometry: Geometry, out: Tensor) -> None:
-    """Shifted copies of the image, ``out[n, c, kh, kw, ho, wo]``: long contiguous runs where channels are few."""
+    """Shifted copies of the image, ``out[n, c·kh·kw, ho·wo]``: long contiguous runs where channels are few."""
     (ph, pw), (sh, sw), (dh, dw) = geometry.padding, geometry.stride, geometry.dilation
     padded = functional.pad(x.contiguous(), (pw, pw, ph, ph)) if ph or pw else x.contiguous()
     at_n, at_c, at_h, at_w = padded.stride()
+    shape = (*x.shape[:2], *geometry.kernel, *geometry.output(x.shape[2], x.shape[3]))
     strides = (at_n, at_c, dh * at_h, dw * at_w, sh * at_h, sw * at_w)
-    out.copy_(padded.as_strided(out.shape, strides, padded.storage_offset()))
+    out.view(shape).copy_(padded.as_strided(shape, strides, padded.storage_offset()))
 
 
 def row_windows(padded: Tensor, kernel: int, wide: int) -> Tensor:
-    """Windows along the width only, ``[n, h, wo, kw·c]``, of a padded channels-last input at stride 1.
+    """Windows along the width only, a view ``[n, h, wo, kw·c]`` of a padded channels-last input at stride 1.
 
-    What the kernel's row k sees at every output position is then the slice of rows ``k .. k + ho``, without a copy.
+    Once copied, what the kernel's row k sees at every output position is the slice of rows ``k .. k + ho``.
     """
     n, height, _, channels = padded.shape
     at_n, at_h, at_w, at_c = padded.stride()
-    view = padded.as_strided(
-        (n, height, wide, kernel, channels), (at_n, at_h, at_w, at_w, at_c), padded.storage_offset()
-    )
-    return torch.flatten(view, 3)
+    shape = (n, height, wide, kernel * channels)
+    return padded.as_strided(shape, (at_n, at_h, at_w, at_c), padded.storage_offset())

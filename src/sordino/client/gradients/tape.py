@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -43,13 +44,13 @@ class Workspace:
     def __init__(self) -> None:
         self._buffers: dict[str, Tensor] = {}
 
-    def take(self, key: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
+    def take(self, key: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
         """A buffer of that shape with arbitrary content, valid until the key is taken again."""
-        size = torch.Size(shape).numel()
+        size = math.prod(shape)
         flat = self._buffers.get(key)
-        if flat is None or flat.numel() < size or flat.dtype != like.dtype or flat.device != like.device:
+        if flat is None or flat.numel() < size or flat.dtype != dtype or flat.device != device:
             # Poisson batches change size at every step: some room above spares a new buffer each time.
-            flat = torch.empty(size + size // 8, dtype=like.dtype, device=like.device)
+            flat = torch.empty(size + size // 8, dtype=dtype, device=device)
             self._buffers[key] = flat
         return flat[:size].view(shape)
 
@@ -59,22 +60,24 @@ class Batch:
 
     Attributes
     ----------
-    squares
-        ‖g_j‖² of every record, ``[n]``, summed over layers as the backward passes go.
+    records
+        How many there are, n.
     held
         Per layer, tensors with the records as first axis, from which the weighted sums are computed.
     """
 
-    def __init__(self, squares: Tensor, workspace: Workspace) -> None:
-        self.squares = squares
+    def __init__(self, records: int, workspace: Workspace) -> None:
+        self.records = records
         self.held: dict[str, Held] = {}
         self._workspace = workspace
 
-    def room(self, layer: str, key: str, tail: tuple[int, ...], like: Tensor) -> Tensor:
-        """Space ``[n, *tail]`` held under a layer's key, the same for all windows."""
+    def room(self, layer: str, key: str, tail: tuple[int, ...], like: Tensor, copies: int | None) -> Tensor:
+        """Space held under a layer's key, the same for all windows: ``[n, *tail]``, or ``[n, copies, *tail]``."""
         own = self.held.setdefault(layer, {})
         if key not in own:
-            own[key] = self._workspace.take(f"{layer}/{key}", (self.squares.shape[0], *tail), like)
+            # Each copy is contiguous over the records, which batched products need of their result.
+            space = self._workspace.take(f"{layer}/{key}", (copies or 1, self.records, *tail), like.dtype, like.device)
+            own[key] = space.transpose(0, 1) if copies else space[0]
         return own[key]
 
 
@@ -91,6 +94,8 @@ class Tape:
         The records of this pass, ``start .. stop``.
     scratch
         Buffers that are free again after the pass.
+    squares
+        ‖g_j‖² of the window's records, ``[window]`` from every group of parameters, to be added up.
     used
         How often each layer ran.
     volume
@@ -101,6 +106,7 @@ class Tape:
     batch: Batch
     window: tuple[int, int]
     scratch: Workspace
+    squares: list[Tensor] = field(default_factory=list)
     used: dict[str, int] = field(default_factory=dict)
     volume: int = 0
 
@@ -121,17 +127,13 @@ class Tape:
         rows = values.shape[0]
         return values.unsqueeze(1).expand(rows, records // rows, *values.shape[1:]).flatten(0, 1)
 
-    def add_squares(self, squares: Tensor) -> None:
-        """Add a layer's squared norms of the window's records."""
-        self.batch.squares[self.window[0] : self.window[1]] += squares
-
-    def room(self, layer: str, key: str, tail: tuple[int, ...], like: Tensor) -> Tensor:
-        """Space for the window's records, ``[window, *tail]``, in a tensor held for the whole batch."""
-        return self.batch.room(layer, key, tail, like)[self.window[0] : self.window[1]]
+    def room(self, layer: str, key: str, tail: tuple[int, ...], like: Tensor, copies: int | None = None) -> Tensor:
+        """Space for the window's records in a tensor held for the whole batch: ``[window, (copies,) *tail]``."""
+        return self.batch.room(layer, key, tail, like, copies)[self.window[0] : self.window[1]]
 
     def hold(self, layer: str, key: str, values: Tensor) -> None:
         """Hold values of the window's records; by reference where the window is the whole batch."""
-        if values.shape[0] == self.batch.squares.shape[0]:
+        if values.shape[0] == self.batch.records:
             self.batch.held.setdefault(layer, {})[key] = values
         else:
             self.room(layer, key, tuple(values.shape[1:]), values).copy_(values)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ class Slot(NamedTuple):
     @property
     def size(self) -> int:
         """Number of entries."""
-        return torch.Size(self.shape).numel()
+        return math.prod(self.shape)
 
 
 class LayerPlan(NamedTuple):
@@ -56,6 +57,7 @@ class Graded:
 
     losses: Tensor
     norms: Tensor
+    _usable: Tensor
     _pull: Callable[[Tensor, Tensor], None]
     _shape: tuple[int, int]
     _is_current: Callable[[], bool]
@@ -70,18 +72,16 @@ class Graded:
         is_current: Callable[[], bool] = lambda: True,
     ) -> Graded:
         """From losses, squared norms and finiteness ``[n]``, and what writes the weighted sum of finite records."""
-        return Graded(losses, squares.sqrt().masked_fill_(~finite, torch.inf), pull, shape, is_current)
+        norms = squares.sqrt().masked_fill_(~finite, torch.inf)
+        return Graded(losses, norms, finite, pull, shape, is_current)
 
-    def masked(self, mask: Tensor | None) -> Graded:
-        """The same with padding's loss and norm at 0."""
+    def in_rows(self, shape: torch.Size, mask: Tensor | None) -> Graded:
+        """The same with losses and norms of ``[rows, b]``, and 0 where the mask says padding."""
         if mask is not None:
-            padding = ~mask.reshape(self.losses.shape)
+            padding = ~mask.reshape(-1)
             self.losses = self.losses.masked_fill(padding, 0)
             self.norms = self.norms.masked_fill(padding, 0)
-        return self
-
-    def shaped(self, shape: tuple[int, ...]) -> Graded:
-        """The same with losses and norms in that shape."""
+            self._usable = self._usable & ~padding
         self.losses, self.norms = self.losses.view(shape), self.norms.view(shape)
         return self
 
@@ -95,8 +95,8 @@ class Graded:
         if out is None:
             out = torch.empty(self._shape, dtype=self.norms.dtype, device=self.norms.device)
         with torch.no_grad():
-            usable = torch.isfinite(self.norms) & (self.norms > 0)
-            self._pull(torch.where(usable, factors, torch.zeros_like(self.norms)).reshape(-1), out)
+            # Not a product with the mask: zero times a factor that is not finite would not be zero.
+            self._pull(factors.reshape(-1).masked_fill(~self._usable, 0), out)
         return out
 
 

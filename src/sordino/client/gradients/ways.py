@@ -5,7 +5,6 @@ Every way records ‖g_j‖² and holds what it needs for Σ_j a_j g_j; g_j = dy
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,10 +14,9 @@ from torch import Tensor
 from sordino.client.gradients.linear import squared_by_gram, squared_norms, squared_outer
 from sordino.client.gradients.patches import Geometry, last_padded, patches_view, planes_into, row_windows
 from sordino.client.gradients.segments import Segments
-from sordino.client.gradients.tape import Held, Saved, Sums, Tape
+from sordino.client.gradients.tape import Held, Saved, Sums, Tape, Workspace
 from sordino.client.gradients.types import Slot
 
-Take = Callable[[str, tuple[int, ...], Tensor], Tensor]
 GHOST_GAIN = 24  # products that one held number is worth: written once, read twice
 FEW_CHANNELS = 4
 FEW_RECORDS = 32  # a batch to plan for
@@ -79,7 +77,7 @@ class Patches:
             dy = dy.view(n, positions, self.groups, -1).transpose(1, 2).reshape(n * self.groups, positions, -1)
         grads = tape.room(layer, "grads", (self.groups, outputs // self.groups, seen.shape[2]), dy)
         torch.bmm(dy.transpose(1, 2), seen, out=grads.view(-1, outputs // self.groups, seen.shape[2]))
-        tape.add_squares(squared_norms(grads))
+        tape.squares.append(squared_norms(grads))
 
     def pull(self, factors: Tensor, held: Held, segments: Segments, sums: Sums, slot: Slot) -> None:
         """Weighted sum of the held gradients, put in the parameter's order."""
@@ -100,23 +98,26 @@ class RowWindows:
         """One product per record and kernel row."""
         kh, kw = self.geometry.kernel
         high, wide = self.geometry.output(saved[0].shape[2], saved[0].shape[3])
-        windows = row_windows(last_padded(saved[0], self.geometry), kw, wide).flatten(1, 2)
+        view = row_windows(last_padded(saved[0], self.geometry), kw, wide)
+        windows = tape.scratch.take(
+            "windows", (view.shape[0], view.shape[1] * wide, view.shape[3]), dy.dtype, dy.device
+        )
+        windows.view(view.shape).copy_(view)
         turned = dy.transpose(1, 2)
-        squares = dy.new_zeros(dy.shape[0])
+        grads = tape.room(layer, "grads", (dy.shape[2], windows.shape[2]), dy, copies=kh)
         for row in range(kh):
-            grads = tape.room(layer, f"row{row}", (dy.shape[2], windows.shape[2]), dy)
-            torch.bmm(turned, windows[:, row * wide : (row + high) * wide], out=grads)
-            squares += squared_norms(grads)
-        tape.add_squares(squares)
+            torch.bmm(turned, windows[:, row * wide : (row + high) * wide], out=grads[:, row])
+            tape.squares.append(squared_norms(grads[:, row]))
 
     def pull(self, factors: Tensor, held: Held, segments: Segments, sums: Sums, slot: Slot) -> None:
         """Weighted sum of every kernel row, put in the parameter's order."""
         kh, kw = self.geometry.kernel
         outputs, channels = slot.shape[:2]
-        total = factors.new_empty(kh, segments.rows, outputs, kw, channels)
+        total = factors.new_empty(kh, segments.rows, outputs * kw * channels)
         for row in range(kh):
-            segments.weighted(factors, held[f"row{row}"].flatten(1), total[row].flatten(1))
-        sums.put(slot, total.permute(1, 2, 4, 0, 3).reshape(-1, *slot.shape))
+            segments.weighted(factors, held["grads"][:, row].flatten(1), total[row])
+        in_order = total.view(kh, segments.rows, outputs, kw, channels).permute(1, 2, 4, 0, 3)
+        sums.of(slot).view(segments.rows, outputs, channels, kh, kw).copy_(in_order)
 
 
 @dataclass
@@ -127,28 +128,35 @@ class Planes:
     method: str = "per-record"
     reason: str = "few channels: shifted images serve the forward pass and the gradient; held for the sum"
 
-    def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None, take: Take, layer: str) -> tuple[Tensor, Saved]:
+    def forward(
+        self, layer: str, x: Tensor, weight: Tensor, bias: Tensor | None, scratch: Workspace
+    ) -> tuple[Tensor, Saved]:
         """The convolution as one product per record, written channels-last (the native one is not, at one channel)."""
-        planes = self._planes(x, take, layer)
+        planes = self._planes(layer, x, scratch)
         n = x.shape[0]
-        kernels = weight.reshape(weight.shape[0], -1).t().expand(n, -1, -1)
-        turned = planes.flatten(1, 3).flatten(2).transpose(1, 2)
-        out = torch.bmm(turned, kernels) if bias is None else torch.baddbmm(bias.expand(1, 1, -1), turned, kernels)
-        return out.view(n, *planes.shape[-2:], -1).permute(0, 3, 1, 2), (x, planes)
+        kernels = weight.new_empty(planes.shape[1], weight.shape[0])
+        kernels[:-1] = weight.reshape(weight.shape[0], -1).t()
+        kernels[-1] = 0 if bias is None else bias
+        out = scratch.take(f"{layer}/out", (n, planes.shape[2], weight.shape[0]), x.dtype, x.device)
+        torch.bmm(planes.transpose(1, 2), kernels.expand(n, -1, -1), out=out)
+        high, wide = self.geometry.output(x.shape[2], x.shape[3])
+        return out.view(n, high, wide, -1).permute(0, 3, 1, 2), (x, planes)
 
-    def _planes(self, x: Tensor, take: Take, layer: str) -> Tensor:
-        shape = (x.shape[0], x.shape[1], *self.geometry.kernel, *self.geometry.output(x.shape[2], x.shape[3]))
-        planes = take(f"{layer}/planes", shape, x)
-        planes_into(x, self.geometry, planes)
+    def _planes(self, layer: str, x: Tensor, scratch: Workspace) -> Tensor:
+        """``[n, channels·taps + 1, positions]``; the last plane is 1 and adds the bias."""
+        size = self.geometry.output(x.shape[2], x.shape[3])
+        shape = (x.shape[0], x.shape[1] * self.geometry.taps + 1, size[0] * size[1])
+        planes = scratch.take(f"{layer}/planes", shape, x.dtype, x.device)
+        planes_into(x, self.geometry, planes[:, :-1])
+        planes[:, -1] = 1
         return planes
 
     def record(self, layer: str, saved: Saved, dy: Tensor, tape: Tape) -> None:
         """One product per record."""
-        planes = saved[1] if len(saved) > 1 else self._planes(saved[0], tape.scratch.take, layer)
-        flat = planes.flatten(1, 3).flatten(2)
-        grads = tape.room(layer, "grads", (flat.shape[1], dy.shape[2]), dy)
-        torch.bmm(flat, dy, out=grads)
-        tape.add_squares(squared_norms(grads))
+        planes = saved[1] if len(saved) > 1 else self._planes(layer, saved[0], tape.scratch)
+        grads = tape.room(layer, "grads", (planes.shape[1] - 1, dy.shape[2]), dy)
+        torch.bmm(planes[:, :-1], dy, out=grads)
+        tape.squares.append(squared_norms(grads))
 
     def pull(self, factors: Tensor, held: Held, segments: Segments, sums: Sums, slot: Slot) -> None:
         """Weighted sum of the held gradients, put in the parameter's order."""
@@ -178,7 +186,7 @@ class Ghost:
         flat = seen.reshape(dy.shape[0], dy.shape[1], -1)
         tape.hold(layer, "seen", flat)
         tape.hold(layer, "dy", dy)
-        tape.add_squares(squared_outer(flat, dy) if dy.shape[1] == 1 else squared_by_gram(flat, dy))
+        tape.squares.append(squared_outer(flat, dy) if dy.shape[1] == 1 else squared_by_gram(flat, dy))
 
     def pull(self, factors: Tensor, held: Held, segments: Segments, sums: Sums, slot: Slot) -> None:
         """``Σ_j a_j dy_jᵀ P_j`` as one product a row."""
