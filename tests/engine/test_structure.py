@@ -1,4 +1,4 @@
-"""What canaries cannot see: reused randomness, uncharged releases, budgets of clients that are asked in special ways."""
+"""What canaries cannot see: reused randomness, uncharged releases, clients that are asked in special ways."""
 
 import math
 from collections import Counter
@@ -9,10 +9,11 @@ import torch
 
 import sordino as sd
 from sordino.errors import BadInput, SordinoError
-from sordino.methods import get, names
+from sordino.methods import adapt, get, names
 from sordino.privacy.gate import Gate, Piece, Terms
 from sordino.privacy.generators import Keyed, Turn
-from sordino.privacy.types import Sampling
+from sordino.privacy.ledger import Charge, Ledger, Plan
+from sordino.privacy.types import Event, Sampling
 
 PRIVATE = [name for name in names() if get(name).private]
 DRAWN = ["uniform", "unbiased", "unbiased-compensated", "privacy-aware", "power-of-choice"]
@@ -61,9 +62,9 @@ def test_a_part_that_was_not_charged_cannot_be_released():
 def test_a_client_drawn_twice_pays_twice_with_its_own_noise(digits):
     """One client makes up most of the draw, so it appears twice in a round."""
     alone = digits.train[0][:40], digits.train[1][:40]
-    clients = sd.data.from_arrays(
-        [(digits.x[one], digits.y[one]) for one in alone], classes=10, test=0.2
-    ).with_budgets(4.0, delta=1e-4)
+    clients = sd.data.from_arrays([(digits.x[one], digits.y[one]) for one in alone], classes=10, test=0.2).with_budgets(
+        4.0, delta=1e-4
+    )
     done = sd.train(clients, "logistic", "uniform", rounds=3, select=4, **SETTINGS)
     for record in done.metrics:
         assert len(record["participants"]) == 4
@@ -124,5 +125,37 @@ def test_the_plan_shows_what_a_selection_rule_does(digits):
     found = view.to_dict()["selection"]
     assert sum(found["probabilities"]) == pytest.approx(1.0)
     assert found["noise"] < found["noise_unbiased"]
-    assert [row["rule"] for row in found["ranking"]][0] == "privacy-aware"
+    assert found["ranking"][0]["rule"] == "privacy-aware"
     assert sd.plan(digits, "logistic", "dp-fedavg", rounds=3).to_dict()["selection"] is None
+
+
+def test_adaptive_selection_gives_the_turns_of_a_dry_client_to_others_within_their_caps(digits, tmp_path):
+    """One generous client has nothing left from an earlier run; the rule is solved again and nobody is overdrawn."""
+    rich = digits.names[4]
+    with Ledger(tmp_path / "l.db") as book:
+        budget = digits.budgets[4]
+        book.open_account(rich, budget, simulated=True)
+        event = Event("gradient", Sampling.full(), sd.privacy.calibrate(0.999 * budget.epsilon, budget.delta, 1.0, 1))
+        book.declare([Plan(rich, "earlier", (event,), 1)])
+        book.charge([Charge(rich, "earlier", "once", "gradient", 1, "r")])
+    adaptive = get("privacy-aware", {"select": {"name": "privacy-aware", "headroom": 2.0}})
+    done = sd.train(digits, "logistic", adaptive, rounds=10, select=2, ledger=tmp_path / "l.db", **SETTINGS)
+    took = Counter(name for record in done.metrics for name in record["participants"])
+    assert took[rich] == 0
+    assert sum(took.values()) == 20
+    plan = sd.plan(digits, "logistic", adaptive, rounds=10, select=2, rate=0.2, lr=0.3, clip=0.7).plan
+    for client, one in zip(plan.clients, done.privacy):
+        assert took[client.name] <= client.turns
+        assert one["spent_epsilon"] <= one["epsilon"] * (1 + 1e-9)
+    fixed = sd.train(digits, "logistic", "privacy-aware", rounds=10, select=2, ledger=tmp_path / "l2.db", **SETTINGS)
+    assert sum(len(record["participants"]) for record in fixed.metrics) == 20
+
+
+def test_adaptive_selection_stops_when_nobody_can_pay(digits):
+    adaptive = get("privacy-aware", {"select": {"name": "privacy-aware", "headroom": 1.5}})
+    plan = sd.plan(digits, "logistic", adaptive, rounds=10, select=2, rate=0.2).plan
+    none = adapt(plan, dict.fromkeys(digits.names, 0), 650, 0)
+    assert (none.schedule.asked == -1).all()
+    few = adapt(plan, dict.fromkeys(digits.names, 2), 650, 0)
+    assert few.schedule.counts.max() <= 2
+    assert 9 <= few.schedule.counts.sum() <= 12  # a client with one turn left that is asked twice is passed over

@@ -85,4 +85,3 @@ class Rows:
         if valid is not None:
             mask = mask & valid.view(mask.shape)
         return x.view(*where.shape, *x.shape[1:]), y.view(where.shape), mask
-

@@ -112,8 +112,8 @@ def _check(setups: Sequence[Setup]) -> None:
         )
         if not same or one.work.local.state or not one.work.stack:
             raise BadInput(
-                f"runs of {one.plan.method.name!r} and {lead.plan.method.name!r} cannot share a stack: they differ in what "
-                "a client does, keep state at clients, or were not set up for stacking"
+                f"runs of {one.plan.method.name!r} and {lead.plan.method.name!r} cannot share a stack: they differ in "
+                "what a client does, keep state at clients, or were not set up for stacking"
             )
         if not one.key:
             raise BadInput("runs that share a stack need keys of their own: set Setup.key")

@@ -1,5 +1,6 @@
 """The methods room: named compositions of client and server parts, and the plan that they imply."""
 
+from sordino.methods.adapt import adapt
 from sordino.methods.asking import Ask
 from sordino.methods.method import Calibrate, Method
 from sordino.methods.plan import ClientPlan, Plan, make_plan, noises_of
@@ -14,6 +15,7 @@ __all__ = [
     "Plan",
     "Population",
     "Training",
+    "adapt",
     "get",
     "make_plan",
     "names",

@@ -135,11 +135,10 @@ def make_plan(
     schedule = method.select.schedule(Setting(population, training, method.calibration.accountant, dimension, seed))
     batches = training.batches(population)
     steps = training.local_steps(population.sizes, batches)
+    turns = _turns(schedule, method.select.headroom)
     shapes = [
         _releases(method, training, float(b), int(n), int(k), int(t), int(q), budget)
-        for b, n, k, t, q, budget in zip(
-            batches, population.sizes, steps, schedule.counts, schedule.queries, population.budgets
-        )
+        for b, n, k, t, q, budget in zip(batches, population.sizes, steps, turns, schedule.queries, population.budgets)
     ]
     if noises is None:
         noises = _noises(method, shapes, population.budgets)
@@ -147,12 +146,19 @@ def make_plan(
     for i, (name, n, budget) in enumerate(zip(population.names, population.sizes, population.budgets)):
         terms = [_exactly(one, z) for (one, _), z in zip(shapes[i], noises[i])]
         queries = tuple(count for _, count in shapes[i][1:])
-        turns = int(schedule.counts[i])
         parts = (terms[0], tuple(terms[1:]), queries)
-        clients.append(ClientPlan(name, int(n), budget, turns, *parts, math.inf, method.adaptive))
+        clients.append(ClientPlan(name, int(n), budget, int(turns[i]), *parts, math.inf, method.adaptive))
     spent = _planned(method, clients)
     planned = tuple(replace(c, epsilon=float(e)) for c, e in zip(clients, spent))
     return Plan(method, training, population, schedule, planned)
+
+
+def _turns(schedule: Schedule, headroom: float) -> NDArray[np.int64]:
+    """T_i: what each client's noise is calibrated for. With headroom, also above what it may expect to be drawn."""
+    if headroom <= 1 or schedule.probabilities is None:
+        return schedule.counts
+    expected = schedule.probabilities * schedule.rounds * schedule.select
+    return np.ceil(headroom * np.maximum(expected, schedule.counts)).astype(np.int64)
 
 
 def noises_of(plan: Plan) -> list[list[list[float]]]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,10 @@ class Setting:
         """N_select: participations a round. Default: a tenth of the clients."""
         return self.training.select or max(1, len(self.population.names) // 10)
 
+    def only(self, some: NDArray[np.bool_]) -> Setting:
+        """The same for some of the clients."""
+        return replace(self, population=self.population.only(some), training=self.training.only(some))
+
 
 @dataclass(frozen=True)
 class Selection:
@@ -38,6 +43,10 @@ class Selection:
 
     name: str
     schedule: Callable[[Setting], Schedule]
+    headroom: float = 1.0
+    """How many more turns than scheduled each client's noise is calibrated for, so that counts may adapt under it."""
+    resolve: Callable[[Setting, NDArray[np.bool_]], NDArray[np.float64]] | None = None
+    """New probabilities for the clients that can still pay; None: the schedule stays as drawn."""
 
 
 def everyone() -> Selection:
@@ -64,9 +73,27 @@ def unbiased() -> Selection:
     return Selection("unbiased", lambda s: _draw(s, "unbiased", select.unbiased(s.population.sizes)))
 
 
-def privacy_aware(weight: float | None = None) -> Selection:
-    """p minimises ‖p−u‖₁ + √(‖p−u‖₁² + η Σ p² V) (Problem 1); η is ``weight``, or follows ``default_weight``."""
-    return Selection("privacy-aware", lambda s: _draw(s, "privacy-aware", aware_probabilities(s, weight)))
+def privacy_aware(weight: float | None = None, headroom: float = 1.0) -> Selection:
+    """p minimises ‖p−u‖₁ + √(‖p−u‖₁² + η Σ p² V) (Problem 1); η is ``weight``, or follows ``default_weight``.
+
+    ``headroom`` above 1 makes it adaptive: when clients run dry the problem is solved again for the others, who may
+    then take up to so many times the turns they were drawn for; their noise is calibrated for that, and is √headroom
+    larger.
+    """
+    if not (1.0 <= headroom < math.inf):
+        raise BadInput(f"select.headroom = {headroom!r}: it is a number from 1 (nothing adapts) upwards")
+
+    def resolve(s: Setting, alive: NDArray[np.bool_]) -> NDArray[np.float64]:
+        found = np.zeros(len(alive))
+        found[alive] = aware_probabilities(s.only(alive), weight)
+        return found
+
+    return Selection(
+        "privacy-aware",
+        lambda s: _draw(s, "privacy-aware", aware_probabilities(s, weight)),
+        headroom,
+        resolve if headroom > 1 else None,
+    )
 
 
 def compensated(weight: float | None = None) -> Selection:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,12 @@ class Population:
         for name, size in zip(self.names, self.sizes):
             if size < 1:
                 raise BadInput(f"client {name!r} has no training records: leave it out, or use fewer clients")
+
+    def only(self, some: NDArray[np.bool_]) -> Population:
+        """Some of them."""
+        where = np.flatnonzero(some)
+        names, budgets = tuple(self.names[i] for i in where), tuple(self.budgets[i] for i in where)
+        return Population(names, self.sizes[where], budgets, None if self.batches is None else self.batches[where])
 
 
 @dataclass(frozen=True)
@@ -86,6 +92,15 @@ class Training:
         if self.steps is not None and self.epochs is not None:
             raise BadInput("training.steps and training.epochs say the same thing twice: keep one of them")
         Scheme.parse(self.sampling)
+
+    def only(self, some: NDArray[np.bool_]) -> Training:
+        """The same settings for some of the clients: lists with an entry for each are cut."""
+        lists = {
+            key: np.asarray(value)[some].tolist()
+            for key, value in (("batch", self.batch), ("rate", self.rate))
+            if isinstance(value, Sequence)
+        }
+        return replace(self, **lists) if lists else self
 
     def batches(self, population: Population) -> NDArray[np.float64]:
         """b_i, expected batch sizes; checked against n_i."""

@@ -10,7 +10,7 @@ import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -227,9 +227,11 @@ def _train(
     callbacks: Sequence[Callback],
     name: str | None,
 ) -> Run:
-    plan, private = ready.plan, ready.plan.method.private
+    private = ready.plan.method.private
     run = folder.run if folder else uuid.uuid4().hex
-    payable = open_accounts(book, plan, run) if private else {}
+    payable = open_accounts(book, ready.plan, run) if private else {}
+    plan = methods.adapt(ready.plan, payable, ready.engine.dimension, ready.seed)
+    ready = replace(ready, plan=plan)
     gate = Gate(book if private else None, Keyed(ready.key), run)
     setup = make_setup(ready, gate, payable, device)
     state = folder.checkpoint(device) if folder else None

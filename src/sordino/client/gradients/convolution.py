@@ -135,7 +135,7 @@ class ConvLayer:
         if self.way is None:
             raise RuntimeError("a convolution was recorded before it ran")
         dy4 = dy.unsqueeze(-2) if self.one_axis else dy
-        last = dy4.permute(0, 2, 3, 1).reshape(dy.shape[0], -1, self.outputs)
+        last = dy4.flatten(2).transpose(1, 2)
         if self.weight_slot is not None:
             self.way.record(self.name, saved, last, tape)
         if self.bias_slot is not None:
