@@ -58,7 +58,7 @@ class ConvLayer:
         return None if self.fixed_bias is None else tape.value(self.bias_slot, self.fixed_bias)
 
     def forward(self, x: Tensor, tape: Tape) -> tuple[Tensor, Saved]:
-        """Native convolution; products of patches where weights are stacked or the input has few channels."""
+        """Native convolution; products of patches where weights are stacked or the input has a single channel."""
         x4 = x.unsqueeze(-2) if self.one_axis else x
         if self.way is None:
             self.way = ways.choose(self.geometry, self.inputs, self.outputs, self.groups, x4.shape[-2:])
@@ -66,7 +66,7 @@ class ConvLayer:
         saved: Saved = (x4,)
         if tape.stacked:
             out, saved = self._stacked_forward(x4, weight, bias)
-        elif isinstance(self.way, ways.Planes) and x4.device.type == "cpu":
+        elif isinstance(self.way, ways.Planes) and self.inputs == 1 and x4.device.type == "cpu":
             out, saved = self.way.forward(self.name, x4, weight, bias, tape.scratch)
         else:
             if x4.shape[2] * x4.shape[3] <= SMALL_IMAGE:

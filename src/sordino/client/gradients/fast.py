@@ -195,6 +195,4 @@ def _scrubbed(values: Tensor, finite: Tensor) -> Tensor:
 
 def _ordered(x: Tensor) -> Tensor:
     """Images with channels last on a CPU, where the native kernels are faster so."""
-    import os
-    if os.environ.get("NCHW"): return x
     return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 and x.device.type == "cpu" else x

@@ -9,6 +9,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+LARGE = 2**19
+
 
 @dataclass(frozen=True)
 class Segments:
@@ -74,7 +76,7 @@ class Segments:
             return
         for row, start, stop in self._prepared(out):
             flat = left[start:stop].reshape(-1, wide)
-            torch.mm(flat.t(), right[start:stop].reshape(-1, deep), out=out[row].view(wide, deep))
+            _product(flat.t(), right[start:stop].reshape(-1, deep), out[row].view(wide, deep))
 
     def _one_product(self, out: Tensor) -> bool:
         """Whether one batched product serves all rows: on a GPU, where a launch per row would cost more."""
@@ -85,3 +87,17 @@ class Segments:
         if len(pieces) < self.rows:
             out.zero_()
         return pieces
+
+
+def _product(left: Tensor, right: Tensor, out: Tensor) -> None:
+    """``left @ right``; a large one cut into as many rows of blocks as there are threads.
+
+    The native product of a thin pair into a large matrix leaves all threads but one idle.
+    """
+    threads = torch.get_num_threads()
+    wide, deep = out.shape
+    if threads == 1 or wide % threads or wide * deep < LARGE:
+        torch.mm(left, right, out=out)
+        return
+    cut = left.unflatten(0, (threads, wide // threads))
+    torch.bmm(cut, right.expand(threads, -1, -1), out=out.view(threads, wide // threads, deep))
