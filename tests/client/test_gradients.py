@@ -168,6 +168,10 @@ def test_a_graded_batch_cannot_be_pulled_after_the_next_call(small):
     engine(params, x, y)
     with pytest.raises(SordinoError, match="stale"):
         first.pull(torch.ones(1, 3))
+    second = engine(params, x, y)
+    engine.losses(params, x, y)
+    with pytest.raises(SordinoError, match="stale"):
+        second.pull(torch.ones(1, 3))
 
 
 @pytest.mark.parametrize("kind", ["fast", "exact"])
@@ -218,7 +222,10 @@ def test_exact_gradients_too_many_to_keep_are_computed_again():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 3))
     x, y = batch((6,), 3, rows=2, width=9)
-    kept, again = Exact(model, loss_by_name("cross-entropy"), ""), Exact(model, loss_by_name("cross-entropy"), "", kept_bytes=2 * 83 * 4)
+    kept, again = (
+        Exact(model, loss_by_name("cross-entropy"), ""),
+        Exact(model, loss_by_name("cross-entropy"), "", kept_bytes=2 * 83 * 4),
+    )
     params = rows_of_parameters(kept, model, 2)
     kept.module.eval()
     again.module.eval()
@@ -228,3 +235,27 @@ def test_exact_gradients_too_many_to_keep_are_computed_again():
     again.module.train()
     one = again(params[:1], x[:1, :1], y[:1, :1])
     assert torch.allclose(one.pull(torch.ones(1, 1)).norm(), one.norms[0, 0])
+
+
+def test_dropout_drops_the_same_for_the_norm_and_for_the_sum():
+    model = nn.Sequential(nn.Linear(20, 30), nn.ReLU(), nn.Dropout(0.5), nn.Linear(30, 3))
+    for kind in ("fast", "exact"):
+        engine = gradients.build(model, "cross-entropy", kind)
+        x, y = batch((20,), 3, rows=1, width=1)
+        params = engine.flatten(model).unsqueeze(0)
+        norms = set()
+        for _ in range(5):
+            graded = engine(params, x, y)
+            torch.testing.assert_close(graded.pull(torch.ones(1, 1)).norm(), graded.norms[0, 0])
+            norms.add(round(float(graded.norms), 6))
+        assert len(norms) > 1
+
+
+def test_norms_of_large_layers_do_not_lose_digits():
+    model = nn.Sequential(nn.Conv2d(64, 128, 5, padding=2), nn.Flatten(), nn.Linear(128 * 400, 2))
+    engine = gradients.build(model, "cross-entropy", "fast", shape=(64, 20, 20))
+    assert engine.describe()[0].method == "per-record"
+    x, y = batch((64, 20, 20), 2, rows=1, width=1)
+    params = engine.flatten(model).unsqueeze(0)
+    _, plain = plain_gradients(model, params[0], x[0], y[0])
+    assert relative(engine(params, x, y).norms[0], plain.norm(dim=1)) < 1e-6

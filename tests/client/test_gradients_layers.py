@@ -113,6 +113,17 @@ CASES = {
         lambda: nn.Sequential(nn.Conv2d(2, 5, 3), nn.ReLU(), nn.MaxPool2d(3, stride=2, padding=1), *head(45)),
         (2, 7, 7),
     ),
+    "a chain of other modules": (
+        lambda: nn.Sequential(
+            nn.Hardtanh(),
+            nn.Sequential(nn.Conv2d(2, 5, 3), nn.GELU(), nn.AvgPool2d(2)),
+            nn.MaxPool2d(2, ceil_mode=True),
+            nn.Sigmoid(),
+            nn.ReLU(),
+            *head(20),
+        ),
+        (2, 8, 8),
+    ),
     "partly frozen": (partly_frozen, (2, 8, 8)),
     "forward code of its own": (Residual, (3, 6, 6)),
 }

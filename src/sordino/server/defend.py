@@ -32,6 +32,8 @@ from sordino.server.facts import Array, Facts, Outcome, State
 
 SLACK = 5.0
 """How many times its own reach, or the typical reach, a client's update may have."""
+LOOSE = 100.0
+"""How many times the typical norm an update may have where gradients were not clipped."""
 FLOOR = 0.25
 """Share of the planned noise variance below which an estimate is not believed."""
 
@@ -84,7 +86,8 @@ def reach(facts: Facts, dimension: int) -> tuple[Array, Array]:
 def screen(updates: Tensor, facts: Facts, *, refuse_small: bool = False) -> Screened:
     """Refuse what is not finite (and what is too small for the noise it should hold, if asked); bound the rest."""
     _check_shapes(updates, facts)
-    norms = torch.linalg.vector_norm(updates, dim=1, dtype=torch.float64).cpu().numpy()
+    # Row by row: a copy in float64 never holds more than one client's update.
+    norms = np.array([float(torch.linalg.vector_norm(row, dtype=torch.float64)) for row in updates])
     finite = np.isfinite(norms)
     small = (norms == 0.0) | (norms**2 < FLOOR * updates.shape[1] * facts.variances)
     refused = ~finite | (small & refuse_small)
@@ -113,14 +116,17 @@ def screen(updates: Tensor, facts: Facts, *, refuse_small: bool = False) -> Scre
 
 
 def _limits(norms: Array, facts: Facts, dimension: int) -> Array:
-    """Largest norm each row may have: SLACK × the larger of its own reach and what is typical for its steps."""
+    """Largest norm each row may have: SLACK × the larger of its own reach and what is typical for its steps.
+
+    Where nothing was clipped (a method without privacy) there is no reach to hold honest clients to: only what is
+    LOOSE times the typical norm is scaled down, so that one broken client cannot destroy the model.
+    """
     if len(norms) == 0:
         return norms
     steps = np.maximum(facts.steps, 1.0)
     typical = steps * float(np.median(norms / steps))
     signal, noise = reach(facts, dimension)
-    own = np.where(np.isfinite(signal), signal, 0.0) + noise
-    limits = SLACK * np.maximum(own, typical)
+    limits = np.where(np.isfinite(signal), SLACK * np.maximum(signal + noise, typical), LOOSE * typical)
     return np.asarray(np.where(limits > 0.0, limits, math.inf))
 
 

@@ -67,7 +67,7 @@ def _show_pursuit(found: pursuit.Pursuit) -> dict[str, Any]:
         "rank": found.rank,
         "iterations": found.iterations,
         "residual": found.residual,
-        "unsettled": found.unsettled,
+        "unsettled": _finite(found.unsettled),
         "converged": found.converged,
         "low_rank_singular_values": found.singular_values.tolist(),
         "update_singular_values": found.matrix_singular_values.tolist(),
@@ -178,7 +178,7 @@ def random_effects(
     full, shares = clean * scale + np.diag(variances), data_shares(facts)
     votes, between = spread.weigh(full, variances, shares, rounds * dimension, spread_by=spread_by, horizon=horizon)
     weights = votes * float(shares @ steps) / steps
-    shown = {"votes": votes.tolist(), "spread": between.estimate, "spread_error": between.error, "log": lines}
+    shown = {"votes": votes.tolist(), "spread": between.estimate, "spread_error": _finite(between.error), "log": lines}
     return Outcome(weighted(screened.updates, weights), weights, state, shown)
 
 
@@ -223,6 +223,11 @@ def column_norm(screened: Screened, state: State) -> Outcome:
     weights = inverse_weights(estimates)
     shown = {"estimated_variances": estimates.tolist(), "log": lines}
     return Outcome(weighted(screened.updates, weights), weights, state, shown)
+
+
+def _finite(value: float) -> float | None:
+    """The number, or None where JSON has no word for it."""
+    return value if math.isfinite(value) else None
 
 
 def _scale(facts: Facts) -> float:

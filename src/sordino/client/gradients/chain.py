@@ -132,6 +132,22 @@ class Other:
 
 
 @dataclass(frozen=True)
+class Fixed:
+    """Any module before the first trained layer: nothing asks for its gradient."""
+
+    module: nn.Module
+
+    def forward(self, x: Tensor, tape: Tape) -> tuple[Tensor, Saved]:
+        """The module's own."""
+        out: Tensor = self.module(x)
+        return out, ()
+
+    def backward(self, dy: Tensor, saved: Saved, tape: Tape, further: bool) -> Tensor:
+        """Never needed."""
+        return dy
+
+
+@dataclass(frozen=True)
 class Chain:
     """Stages of a model; those before ``first`` have nothing to train and are not gone back to."""
 
@@ -156,21 +172,19 @@ def chain_of(model: nn.Module, layers: list[Layer]) -> Chain | None:
     """The model as a chain, or None where its own forward code decides."""
     by_name = {layer.name: layer for layer in layers}
     stages: list[Stage] = []
-    trained: list[str] = []
+    trained: list[int] = []
     for name, module in _in_order("", model):
-        if name in by_name:
-            padding = padding_before(module)
-            stages += [] if padding is None else [Other(padding)]
-            stages.append(Trained(by_name[name]))
-            trained.append(name)
-        elif any(inner.startswith(f"{name}.") for inner in by_name):
-            return None
-        else:
-            stages.append(_stage(name, module, stages[-1] if stages else None))
-    if len(trained) != len(layers):
-        return None
-    first = next(index for index, stage in enumerate(stages) if isinstance(stage, Trained))
-    return Chain(tuple(stages), first)
+        if name not in by_name:
+            if any(inner.startswith(f"{name}.") for inner in by_name):
+                return None
+            stages.append(_stage(name, module, stages[-1]) if trained else Fixed(module))
+            continue
+        padding = padding_before(module)
+        if padding is not None:
+            stages.append(Other(padding) if trained else Fixed(padding))
+        trained.append(len(stages))
+        stages.append(Trained(by_name[name]))
+    return Chain(tuple(stages), trained[0]) if len(trained) == len(layers) else None
 
 
 def _in_order(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -183,7 +197,7 @@ def _in_order(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             yield from _in_order(f"{name}.{key}" if name else key, child)
 
 
-def _stage(name: str, module: nn.Module, before: Stage | None) -> Stage:
+def _stage(name: str, module: nn.Module, before: Stage) -> Stage:
     if type(module) is nn.ReLU:
         return Relu(over=isinstance(before, Trained | MaxPool))
     if type(module) is nn.MaxPool2d and not (module.return_indices or module.ceil_mode):

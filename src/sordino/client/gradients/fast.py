@@ -19,7 +19,7 @@ from sordino.client.gradients.types import Graded, LayerPlan, Slot, evaluating
 
 BLOCK_BYTES = 16 * 2**20
 SMALLEST_BLOCK = 16
-WEIGHT_READS = 2
+WEIGHT_READS = 1
 Window = tuple[Tensor, int, int]
 
 

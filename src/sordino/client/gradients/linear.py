@@ -10,6 +10,8 @@ from sordino.client.gradients.segments import Segments
 from sordino.client.gradients.tape import Held, Saved, Sums, Tape
 from sordino.client.gradients.types import LayerPlan, Slot
 
+LONG_SUM = 2**14
+
 
 class LinearLayer:
     """``y = x Wᵀ + b`` for x of ``[n, in]`` or ``[n, …, in]``.
@@ -69,9 +71,16 @@ class LinearLayer:
 
 
 def squared_norms(values: Tensor) -> Tensor:
-    """‖values_j‖² of ``[n, …]``, in one pass without a temporary."""
-    norms: Tensor = torch.linalg.vector_norm(values.flatten(1), dim=1)
-    return norms.square_()
+    """‖values_j‖² of ``[n, …]`` without a temporary of that size.
+
+    A long float32 sum loses digits (4e-5 at two million entries), so a large one goes over the last axis first.
+    """
+    every = tuple(range(1, values.dim()))
+    if values[:1].numel() <= LONG_SUM:
+        norms: Tensor = torch.linalg.vector_norm(values, dim=every)
+        return norms.square_()
+    inner: Tensor = torch.linalg.vector_norm(values, dim=-1)
+    return inner.square_().flatten(1).sum(1)
 
 
 def squared_outer(x: Tensor, dy: Tensor) -> Tensor:

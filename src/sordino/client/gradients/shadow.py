@@ -22,7 +22,12 @@ def shadow_of(
     The copy's own trainable weights become NaN views of a single number. They cost no memory, and code that reads them
     past the leaf's ``forward`` cannot go unnoticed.
     """
-    shadow = copy.deepcopy(model)
+    hollow: dict[int, object] = {
+        id(parameter): nn.Parameter(parameter.new_full((), torch.nan).expand(parameter.shape), requires_grad=False)
+        for parameter in model.parameters()
+        if parameter.requires_grad
+    }
+    shadow = copy.deepcopy(model, hollow)
     layers = layers_of(shadow, slots)
     for layer in layers:
         _route(shadow.get_submodule(layer.name), layer, run)
@@ -33,10 +38,6 @@ def shadow_of(
 
 
 def _route(module: nn.Module, layer: Layer, run: Callable[[Layer, Tensor], Tensor]) -> None:
-    for name, parameter in list(module.named_parameters(recurse=False)):
-        if parameter.requires_grad:
-            hollow = torch.full((), torch.nan, dtype=parameter.dtype).expand(parameter.shape)
-            setattr(module, name, nn.Parameter(hollow, requires_grad=False))
     padding = padding_before(module)
 
     def forward(x: Tensor) -> Tensor:
