@@ -188,8 +188,9 @@ def audit(
     from sordino.methods import names as all_names
 
     table = Table(title=f"{canaries:,} canaries, bounds true with 99 % confidence each", header_style="bold")
-    for column in ("method", "sampling", "claimed ε", "one-run bound", "Gaussian bound", "verdict"):
-        table.add_column(column, justify="left" if column in ("method", "sampling") else "right")
+    for column in ("method", "sampling", "claimed ε", "one-run", "Gaussian", "verdict"):
+        left = column in ("method", "sampling")
+        table.add_column(column, justify="left" if left else "right", no_wrap=left)
     failed = False
     with err_console.status("auditing") as status:
         for name in names or [n for n in all_names() if get(n).private]:
