@@ -22,7 +22,6 @@ ZOO = [
     ("tramer-cifar", (3, 32, 32), 10),
     ("fedavg-cnn", (1, 28, 28), 10),
 ]
-DEEP = [("resnet18-gn", (3, 32, 32), 10), ("mobilenetv2-gn", (3, 32, 32), 10)]
 
 
 def batch(shape, classes, rows=2, width=3, dtype=torch.float32):
@@ -52,18 +51,26 @@ def test_every_small_model_of_the_zoo_is_graded_like_a_loop_over_records(name, s
     assert_graded_like_plain(engine, model, x, y, loss_for(classes))
 
 
-@pytest.mark.parametrize(("name", "shape", "classes"), DEEP)
-def test_deep_models_of_the_zoo_are_graded_like_a_loop_over_records(name, shape, classes):
-    model = models.build(name, shape, classes).double()
-    engine = gradients.build(model, "cross-entropy", "fast", shape=shape)
-    x, y = batch(shape, classes, rows=1, width=3, dtype=torch.float64)
+# In float32 MobileNetV2's activations on the edge of ReLU6 change sides by rounding, for autograd as for the engine.
+@pytest.mark.parametrize(
+    ("name", "dtype", "tolerance"),
+    [
+        ("resnet18-gn", torch.float32, 1e-5),
+        ("resnet18-gn", torch.float64, 1e-9),
+        ("mobilenetv2-gn", torch.float64, 1e-9),
+    ],
+)
+def test_deep_models_of_the_zoo_are_graded_like_a_loop_over_records(name, dtype, tolerance):
+    model = models.build(name, (3, 32, 32), 10).to(dtype)
+    engine = gradients.build(model, "cross-entropy", "fast", shape=(3, 32, 32))
+    x, y = batch((3, 32, 32), 10, rows=1, width=3, dtype=dtype)
     params = engine.flatten(model).unsqueeze(0)
     graded = engine(params, x, y)
     losses, plain = plain_gradients(model, params[0], x[0], y[0])
-    assert relative(graded.losses[0], losses) < 1e-9
-    assert relative(graded.norms[0], plain.norm(dim=1)) < 1e-9
-    factors = torch.tensor([[0.3, 1.0, 0.0]], dtype=torch.float64)
-    assert relative(graded.pull(factors)[0], factors[0] @ plain) < 1e-9
+    assert relative(graded.losses[0], losses) < tolerance
+    assert relative(graded.norms[0], plain.norm(dim=1)) < tolerance
+    factors = torch.tensor([[0.3, 1.0, 0.0]], dtype=dtype)
+    assert relative(graded.pull(factors)[0], factors[0].double() @ plain) < tolerance
 
 
 def test_factors_of_one_give_the_gradient_of_the_summed_loss(small):
@@ -259,3 +266,13 @@ def test_norms_of_large_layers_do_not_lose_digits():
     params = engine.flatten(model).unsqueeze(0)
     _, plain = plain_gradients(model, params[0], x[0], y[0])
     assert relative(engine(params, x, y).norms[0], plain.norm(dim=1)) < 1e-6
+
+
+def test_memory_per_record_is_known_after_the_first_batch_and_small_beside_a_gradient_of_a_linear_layer():
+    model = nn.Sequential(nn.Linear(1000, 500), nn.ReLU(), nn.Linear(500, 10))
+    engine = gradients.build(model, "cross-entropy", "fast")
+    assert engine.bytes_per_record == 0
+    x, y = batch((1000,), 10, rows=1, width=4)
+    engine(engine.flatten(model).unsqueeze(0), x, y)
+    assert 4 * (1000 + 2 * 500 + 10) <= engine.bytes_per_record <= 4 * engine.dimension / 20
+    assert gradients.build(model, "cross-entropy", "exact").bytes_per_record == 4 * engine.dimension

@@ -39,6 +39,24 @@ class Residual(nn.Module):
         return self.out(h.mean((2, 3)))
 
 
+class Overwriting(nn.Module):
+    """Activations written over their inputs, as much published code does."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Conv2d(1, 4, 3)
+        self.norm = nn.GroupNorm(2, 4)
+        self.act = nn.ReLU(inplace=True)
+        self.second = nn.Conv2d(4, 4, 3, padding=1)
+        self.out = nn.Linear(4, 3)
+
+    def forward(self, x):
+        h = self.act(self.norm(self.act(self.first(x))))
+        skipped = self.second(h)
+        skipped += h
+        return self.out(self.act(skipped).mean((2, 3)))
+
+
 class Tokens(nn.Module):
     def __init__(self, padding=None):
         super().__init__()
@@ -126,6 +144,11 @@ CASES = {
     ),
     "partly frozen": (partly_frozen, (2, 8, 8)),
     "forward code of its own": (Residual, (3, 6, 6)),
+    "activations in place": (Overwriting, (1, 8, 8)),
+    "activations in place, in a chain": (
+        lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.Hardtanh(inplace=True), *head(144)),
+        (1, 8, 8),
+    ),
 }
 
 

@@ -29,7 +29,7 @@ from sordino.server.select import Round, choose
 CHUNK_BYTES = 1 << 26
 """How much a chunk's weight matrix may take: small enough to stay near the cache, large enough to share passes."""
 
-CHUNK_RECORDS = 2048
+CHUNK_RECORDS = 512
 """How many records of rows with equal weights go through one pass on a CPU."""
 
 STACK_BYTES = 1 << 30

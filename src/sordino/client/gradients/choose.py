@@ -87,6 +87,11 @@ class Checked:
         """Name, shape and offset of every trainable tensor."""
         return self.engine.layout
 
+    @property
+    def bytes_per_record(self) -> int:
+        """Memory a record takes until its batch is pulled."""
+        return self.engine.bytes_per_record
+
     def describe(self) -> list[LayerPlan]:
         """Which implementation serves each layer, and why."""
         return self.engine.describe()

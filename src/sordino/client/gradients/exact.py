@@ -43,6 +43,11 @@ class Exact:
         """Name, shape and offset of every trainable tensor."""
         return list(self._slots)
 
+    @property
+    def bytes_per_record(self) -> int:
+        """One gradient, as long as it may be kept."""
+        return min(self._kept_bytes, self.dimension * next(self.module.parameters()).element_size())
+
     def describe(self) -> list[LayerPlan]:
         """One line: the whole model, record by record."""
         return [LayerPlan("(whole model)", type(self.module).__name__, "exact", self._reason)]

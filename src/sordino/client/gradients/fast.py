@@ -17,9 +17,10 @@ from sordino.client.gradients.shadow import shadow_of
 from sordino.client.gradients.tape import Batch, Layer, Recorded, Sums, Tape, Workspace
 from sordino.client.gradients.types import Graded, LayerPlan, Slot, evaluating
 
-BLOCK_BYTES = 16 * 2**20
+BLOCK_BYTES = 12 * 2**20
 SMALLEST_BLOCK = 16
 WEIGHT_READS = 1
+ACTIVATIONS = 4  # a layer's output, its activation, their gradients
 Window = tuple[Tensor, int, int]
 
 
@@ -43,7 +44,7 @@ class Fast:
         self._held, self._scratch = Workspace(), Workspace()
         self._tape: Tape | None = None
         self._calls = 0
-        self._volume = 0
+        self._volume = self._kept = 0
         self._anchor = torch.zeros((), requires_grad=True)
 
     @property
@@ -55,6 +56,11 @@ class Fast:
     def layout(self) -> list[Slot]:
         """Name, shape and offset of every trainable tensor."""
         return list(self._slots)
+
+    @property
+    def bytes_per_record(self) -> int:
+        """What layers hold, and the activations with their gradients; known after the first batch."""
+        return self._kept
 
     def describe(self) -> list[LayerPlan]:
         """Which implementation serves each layer, and why."""
@@ -148,6 +154,7 @@ class Fast:
             torch.sum(torch.stack(tape.squares), 0, out=squares[start:stop])
             self._volume = self._volume or tape.volume // (stop - start)
             refuse_reuse(tape.used)
+        self._kept = self._kept or _bytes_per_record(batch, self._volume)
         finite = torch.isfinite(losses + squares)  # squares are not negative: no infinity is cancelled
         return Graded.of(
             losses,
@@ -187,6 +194,14 @@ class Fast:
                     layer.pull(factors, own, segments, sums)
 
         return pull
+
+
+def _bytes_per_record(batch: Batch, volume: int) -> int:
+    held = [each for own in batch.held.values() for each in own.values()]
+    if not held:
+        return 0
+    kept = sum(each.numel() * each.element_size() for each in held) // batch.records
+    return kept + ACTIVATIONS * volume * held[0].element_size()
 
 
 def _scrubbed(values: Tensor, finite: Tensor) -> Tensor:

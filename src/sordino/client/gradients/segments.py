@@ -9,7 +9,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-LARGE = 2**19
+SMALL, LARGE = 2**16, 2**19
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,9 @@ class Segments:
 
     def weighted(self, factors: Tensor, values: Tensor, out: Tensor) -> None:
         """Σ_j factors_j · values_j per row: ``[n]``, ``[n, p]`` into ``out[rows, p]``."""
-        if self._one_product(out):
-            weights = factors.view(self.rows, 1, -1)
-            out.copy_(torch.bmm(weights, values.view(self.rows, -1, values.shape[1])).squeeze(1))
+        if self.width and self.rows > 1:
+            weights = factors.view(self.rows, 1, self.width)
+            out.copy_(torch.bmm(weights, values.view(self.rows, self.width, -1)).squeeze(1))
             return
         for row, start, stop in self._prepared(out):
             torch.mv(values[start:stop].t(), factors[start:stop], out=out[row])
@@ -70,17 +70,14 @@ class Segments:
         ``[n, t, o]``, ``[n, t, i]`` into ``out[rows, o·i]``.
         """
         wide, deep = left.shape[2], right.shape[2]
-        if self._one_product(out):
+        # On a CPU a large matrix is better written where it belongs than written aside and copied.
+        if self.width and self.rows > 1 and (out.device.type != "cpu" or wide * deep <= SMALL):
             left = left.reshape(self.rows, -1, wide)
             out.copy_(torch.bmm(left.transpose(1, 2), right.reshape(self.rows, -1, deep)).flatten(1))
             return
         for row, start, stop in self._prepared(out):
             flat = left[start:stop].reshape(-1, wide)
             _product(flat.t(), right[start:stop].reshape(-1, deep), out[row].view(wide, deep))
-
-    def _one_product(self, out: Tensor) -> bool:
-        """Whether one batched product serves all rows: on a GPU, where a launch per row would cost more."""
-        return self.width is not None and self.width > 0 and out.device.type != "cpu"
 
     def _prepared(self, out: Tensor) -> list[tuple[int, int, int]]:
         pieces = self.pieces

@@ -32,6 +32,8 @@ def shadow_of(
     for layer in layers:
         _route(shadow.get_submodule(layer.name), layer, run)
     for module in shadow.modules():
+        if getattr(module, "inplace", False):
+            setattr(module, "inplace", False)  # noqa: B010  (what it would write over, a layer may have recorded)
         if type(module) is nn.Sequential:
             _pool_before_relu(module)
     return shadow, layers

@@ -169,7 +169,8 @@ class Recorded(torch.autograd.Function):
         out, ctx.saved = layer.forward(x.detach(), tape)
         ctx.layer, ctx.tape = layer, tape
         tape.volume += out.numel()
-        return out
+        # Without its history as a view, or the model could not write over it.
+        return out.data
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, None, None, None]:

@@ -115,6 +115,10 @@ class Engine(Protocol):
     def layout(self) -> list[Slot]:
         """Name, shape and offset of every trainable tensor, in the model's order."""
 
+    @property
+    def bytes_per_record(self) -> int:
+        """Memory a record takes until its batch is pulled, to size chunks by; 0 while not yet known."""
+
     def describe(self) -> list[LayerPlan]:
         """Which implementation serves each layer, and why."""
 
@@ -125,7 +129,10 @@ class Engine(Protocol):
         """Write a vector ``[d]`` into a model's trainable parameters."""
 
     def __call__(self, params: Tensor, x: Tensor, y: Tensor, mask: Tensor | None = None) -> Graded:
-        """Grade ``x[rows, b, …]``, ``y[rows, b]`` under ``params[rows, d]``; False in ``mask[rows, b]`` is padding."""
+        """Grade ``x[rows, b, …]``, ``y[rows, b]`` under ``params[rows, d]``; False in ``mask[rows, b]`` is padding.
+
+        Leave the tensors as they are until the batch is pulled: layers may hold them.
+        """
 
     def shared(self, params: Tensor, x: Tensor, y: Tensor, rows_of: Tensor, rows: int) -> Graded:
         """Grade a ragged batch ``x[n, …]`` under one ``params[d]``; ``rows_of[n]``, sorted, is each record's row."""
