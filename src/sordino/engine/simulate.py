@@ -24,6 +24,7 @@ from sordino.privacy.gate import Gate, Permit, Terms, fingerprint
 from sordino.privacy.generators import Turn
 from sordino.privacy.types import Release
 from sordino.server.facts import Facts
+from sordino.server.running import Running
 from sordino.server.select import Round, choose
 
 CHUNK_BYTES = 1 << 26
@@ -137,7 +138,7 @@ def open_round(setup: Setup, state: Checkpoint, number: int, taken: Index) -> Op
     return Opened(number, called, heard, public, _grant(setup, state, number, called, terms, public))
 
 
-def close_round(setup: Setup, state: Checkpoint, opened: Opened, uploads: dict[str, Tensor]) -> dict[str, Any]:
+def close_round(setup: Setup, state: Checkpoint, opened: Opened, uploads: dict[str, Any]) -> dict[str, Any]:
     """Combine the uploads, step, and say what to show of the round."""
     plan, called, number = setup.plan, opened.called, opened.number
     record: dict[str, Any] = {"round": number, "participants": [plan.clients[i].name for i in called.clients]}
@@ -150,9 +151,10 @@ def close_round(setup: Setup, state: Checkpoint, opened: Opened, uploads: dict[s
         if ask.batch == "step":
             state.server = ask.conclude(uploads[ask.question.what][:, 0], facts, state.server)
     outcome = plan.method.aggregate(uploads["update"], facts, state.server)
-    stepped = plan.method.server(state.weights, outcome.delta * plan.training.server_lr, outcome.state)
+    rate = plan.training.server_lr
+    stepped = plan.method.server(state.weights, outcome.delta if rate == 1 else outcome.delta * rate, outcome.state)
     state.weights, state.shown, state.server = stepped
-    if not torch.isfinite(state.weights).all():
+    if not all_finite(state.weights):
         raise SordinoError(
             f"the model is no longer finite after round {number}: training diverged; use a smaller training.lr"
         )
@@ -160,6 +162,11 @@ def close_round(setup: Setup, state: Checkpoint, opened: Opened, uploads: dict[s
         counted = np.bincount(called.clients, outcome.weights, minlength=len(plan.clients))
         record["weights"] = {plan.clients[i].name: float(counted[i]) for i in dict.fromkeys(called.clients.tolist())}
     return record | ({"diagnostics": outcome.diagnostics} if outcome.diagnostics else {})
+
+
+def all_finite(weights: Tensor) -> bool:
+    """Whether every entry is a finite number. A sum tells in one pass without a copy, unless it overflows."""
+    return bool(torch.isfinite(weights.sum())) or bool(torch.isfinite(weights).all())
 
 
 def broadcast(setup: Setup, state: Checkpoint) -> dict[str, Any]:
@@ -185,19 +192,24 @@ def _ask(setup: Setup, state: Checkpoint, number: int, called: Round, ask: Ask, 
     return answers
 
 
-def _turns(setup: Setup, state: Checkpoint, opened: Opened) -> dict[str, Tensor]:
-    """Everyone's turn, chunk by chunk; the uploads by name, a row each."""
+def _turns(setup: Setup, state: Checkpoint, opened: Opened) -> dict[str, Any]:
+    """Everyone's turn, chunk by chunk; the uploads by name, a row each, or added up where the rule is a sum."""
     start = Release.public(state.weights, "weights from the server")
-    uploads: dict[str, Tensor] = {}
+    facts = _facts(setup, opened.called, opened.number, opened.public, {}, opened.permit.terms)
+    added = Running.of(setup.plan.method.aggregate, facts, setup.work.engine.dimension)
+    uploads: dict[str, Any] = {} if added is None else {"update": added}
     for rows in chunks(setup.work, opened.permit.terms):
         upload = _chunk(setup, state, opened.called.clients[rows], opened.permit.split(rows), start, opened.public)
         collect(uploads, upload, rows, len(opened.permit.terms))
     return uploads
 
 
-def collect(uploads: dict[str, Tensor], upload: Upload, rows: Index, count: int) -> None:
+def collect(uploads: dict[str, Any], upload: Upload, rows: Index, count: int) -> None:
     """Put a chunk's uploads where its rows belong."""
     for name, release in upload.parts.items():
+        if isinstance(uploads.get(name), Running):
+            uploads[name].add(rows, release.value)
+            continue
         if name not in uploads:
             uploads[name] = release.value.new_empty(count, *release.value.shape[1:])
         uploads[name][torch.from_numpy(rows).to(release.value.device)] = release.value

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Callable
 from hashlib import blake2b
 from typing import NamedTuple, NoReturn, Protocol
 
@@ -18,9 +19,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sordino.errors import SordinoError
+from sordino.privacy.threads import side_by_side
 from sordino.privacy.types import Sampling, Scheme
 
 Indices = NDArray[np.int64]
+
+BLOCK = 1 << 18
+"""Normals that one stream gives: a longer row is made of several streams, which threads draw side by side."""
+
+Streams = Callable[[int, int], np.random.Generator]
+"""The stream of a row and a block of its columns."""
 
 
 class Turn(NamedTuple):
@@ -43,8 +51,11 @@ class Source(Protocol):
     def batches(self, turn: Turn, what: str, sampling: Sampling, records: int, count: int) -> list[Indices]:
         """``count`` independent batches of record positions in [0, records)."""
 
-    def normal(self, turns: list[Turn], what: str, step: int, out: Tensor) -> Tensor:
-        """Fill ``out[rows, m]`` with standard normals, a stream of its own for every row."""
+    def normal(self, turns: list[Turn], what: str, step: int, out: Tensor, scale: Tensor | None = None) -> Tensor:
+        """Fill ``out[rows, m]`` with standard normals, streams of its own for every row.
+
+        With ``scale[rows]``: add scale·N(0, 1) to what ``out`` holds, in place, without a second matrix.
+        """
 
 
 def draw(generator: np.random.Generator, sampling: Sampling, records: int, count: int) -> list[Indices]:
@@ -81,11 +92,34 @@ def _coins(generator: np.random.Generator, rate: float, records: int, count: int
     return np.split(heads % records, ends)
 
 
-def _fill(generator: np.random.Generator, row: Tensor) -> None:
-    if row.device.type == "cpu" and row.dtype == torch.float32 and row.is_contiguous():
-        generator.standard_normal(out=row.numpy(), dtype=np.float32)
-    else:
-        row.copy_(torch.from_numpy(generator.standard_normal(row.shape, dtype=np.float32)))
+def _pour(out: Tensor, streams: Streams, scale: Tensor | None) -> Tensor:
+    """Every block of every row from a stream of its own, on all threads: a draw depends on its row and column only."""
+    if out.device.type != "cpu" or out.dtype != torch.float32 or not out.is_contiguous():
+        drawn = _pour(torch.empty(out.shape), streams, None).to(out.device, out.dtype)
+        return out.copy_(drawn) if scale is None else _add(out, drawn, scale)
+    matrix, scales = out.numpy(), None if scale is None else scale.float().numpy()
+    rows, width = matrix.shape
+
+    def one(job: tuple[int, int]) -> None:
+        row, start = job
+        place = matrix[row, start : start + BLOCK]
+        stream = streams(row, start // BLOCK)
+        if scales is None:
+            stream.standard_normal(out=place, dtype=np.float32)
+        else:
+            place += stream.standard_normal(len(place), dtype=np.float32) * scales[row]
+
+    jobs = [(row, start) for row in range(rows) for start in range(0, width, BLOCK)]
+    if width > BLOCK:
+        side_by_side(one, jobs)
+    else:  # short rows: handing them out costs more than drawing them
+        for job in jobs:
+            one(job)
+    return out
+
+
+def _add(out: Tensor, drawn: Tensor, scale: Tensor) -> Tensor:
+    return out.addcmul_(drawn, scale.to(out)[:, None])
 
 
 class Keyed:
@@ -101,27 +135,41 @@ class Keyed:
         text = b"".join(len(p.encode()).to_bytes(4, "big") + p.encode() for p in parts)
         return np.frombuffer(blake2b(text, digest_size=16).digest(), dtype=np.uint64)
 
-    def _generator(self, turn: Turn, what: str, purpose: str, step: int) -> np.random.Generator:
-        return np.random.Generator(np.random.Philox(key=self._key(turn, what, purpose, step)))
-
     def batches(self, turn: Turn, what: str, sampling: Sampling, records: int, count: int) -> list[Indices]:
         """``count`` batches of one turn: consecutive, non-overlapping parts of the turn's sampling stream."""
-        return draw(self._generator(turn, what, "sampling", 0), sampling, records, count)
+        key = self._key(turn, what, "sampling", 0)
+        return draw(np.random.Generator(np.random.Philox(key=key)), sampling, records, count)
 
-    def normal(self, turns: list[Turn], what: str, step: int, out: Tensor) -> Tensor:
-        """Standard normals; on a CUDA device drawn there, in one kernel (Philox, a 64-bit key a row)."""
+    def normal(self, turns: list[Turn], what: str, step: int, out: Tensor, scale: Tensor | None = None) -> Tensor:
+        """Standard normals; on a CUDA device drawn there, in one kernel (Philox, a 64-bit key a row).
+
+        Guarantees: block k of a row is Philox with the row's key and a counter from k·2¹²⁸: a draw depends on its key
+        and column alone, and no two blocks overlap.
+        """
+        keys = [self._key(turn, what, "noise", step) for turn in turns]
         if out.device.type == "cuda" and out.dtype == torch.float32 and out.is_contiguous():
             from sordino.privacy import noise_cuda  # needs triton, which comes with CUDA builds of torch only
 
-            keys = np.array([self._key(turn, what, "noise", step)[0] for turn in turns]).view(np.int64)
-            return noise_cuda.fill(out, torch.from_numpy(keys).to(out.device))
-        for turn, row in zip(turns, out, strict=True):
-            _fill(self._generator(turn, what, "noise", step), row)
-        return out
+            seeds = torch.from_numpy(np.array([key[0] for key in keys]).view(np.int64)).to(out.device)
+            if scale is None:
+                return noise_cuda.fill(out, seeds)
+            return _add(out, noise_cuda.fill(torch.empty_like(out), seeds), scale)
+
+        def stream(row: int, block: int) -> np.random.Generator:
+            return np.random.Generator(np.random.Philox(key=keys[row], counter=block << 128))
+
+        return _pour(out, stream, scale)
+
+
+def _chacha() -> np.random.Generator:
+    """A ChaCha20 stream with 256 fresh bits of the operating system as its key."""
+    from randomgen import ChaCha
+
+    return np.random.Generator(ChaCha(key=secrets.randbits(256), rounds=20))
 
 
 class Secret:
-    """Cryptographic randomness for a site: one ChaCha20 stream whose key never leaves the process."""
+    """Cryptographic randomness for a site: ChaCha20 streams whose keys never leave the process."""
 
     simulated = False
 
@@ -129,10 +177,8 @@ class Secret:
         self._rekey()
 
     def _rekey(self) -> None:
-        from randomgen import ChaCha
-
         self._owner = os.getpid()
-        self._generator = np.random.Generator(ChaCha(key=secrets.randbits(256), rounds=20))
+        self._generator = _chacha()
 
     def _own(self) -> np.random.Generator:
         if os.getpid() != self._owner:  # a forked child must not repeat its parent's noise
@@ -143,11 +189,12 @@ class Secret:
         """``count`` batches that nobody can redo."""
         return draw(self._own(), sampling, records, count)
 
-    def normal(self, turns: list[Turn], what: str, step: int, out: Tensor) -> Tensor:
-        """Standard normals that nobody can redo."""
-        for row in out:
-            _fill(self._own(), row)
-        return out
+    def normal(self, turns: list[Turn], what: str, step: int, out: Tensor, scale: Tensor | None = None) -> Tensor:
+        """Standard normals that nobody can redo. The blocks of a long row have freshly keyed streams of their own."""
+        if out.shape[1] > BLOCK:
+            return _pour(out, lambda row, block: _chacha(), scale)
+        own = self._own()
+        return _pour(out, lambda row, block: own, scale)
 
     def __reduce__(self) -> NoReturn:
         raise SordinoError("secret randomness is never copied, pickled or checkpointed")
