@@ -17,6 +17,7 @@ from sordino.client.turn import Upload, Work, answer, take_turn
 from sordino.engine.checkpoint import Checkpoint
 from sordino.engine.clipping import watch_clipping
 from sordino.engine.evaluate import Observer
+from sordino.engine.mapped import Table
 from sordino.errors import SordinoError
 from sordino.methods.asking import Ask
 from sordino.methods.plan import Plan
@@ -211,8 +212,15 @@ def collect(uploads: dict[str, Any], upload: Upload, rows: Index, count: int) ->
             uploads[name].add(rows, release.value)
             continue
         if name not in uploads:
-            uploads[name] = release.value.new_empty(count, *release.value.shape[1:])
+            uploads[name] = _room(count, release.value)
         uploads[name][torch.from_numpy(rows).to(release.value.device)] = release.value
+
+
+def _room(count: int, like: Tensor) -> Tensor:
+    """A matrix for everyone's rows; a large one lies on disk where rows do."""
+    if like.device.type == "cpu" and like.dim() == 2:
+        return Table(count, like.shape[1]).values
+    return like.new_empty(count, *like.shape[1:])
 
 
 def _grant(
@@ -238,8 +246,7 @@ def _chunk(
     setup: Setup, state: Checkpoint, clients: Index, permit: Permit, start: Release, public: dict[str, Any]
 ) -> Upload:
     local, count = setup.work.local, len(setup.plan.clients)
-    where = torch.from_numpy(clients)
-    kept = {name: _client_state(state, name, count)[where].to(state.weights.device) for name in local.state}
+    kept = {name: _client_state(state, name, count).read(clients).to(state.weights.device) for name in local.state}
     before = Release.public(kept, "state from earlier releases")
     rows = draw_rows(setup, clients, permit)
     try:
@@ -247,16 +254,14 @@ def _chunk(
     except RuntimeError as error:
         names = ", ".join(sorted({t.client for t in permit.turns}))
         raise SordinoError(f"round {permit.turns[0].round}, local steps of {names}: {error}") from error
-    for name in local.state:
-        kept_now, table = after.value[name].to("cpu"), _client_state(state, name, count)
-        for row, client in enumerate(clients):  # a client drawn twice keeps what its last turn left
-            table[client] = kept_now[row]
+    for name in local.state:  # a client drawn twice keeps what its last turn left
+        _client_state(state, name, count).write(clients, after.value[name])
     return upload
 
 
-def _client_state(state: Checkpoint, name: str, clients: int) -> Tensor:
+def _client_state(state: Checkpoint, name: str, clients: int) -> Table:
     if name not in state.clients:
-        state.clients[name] = torch.zeros(clients, len(state.weights))
+        state.clients[name] = Table(clients, len(state.weights))
     return state.clients[name]
 
 

@@ -26,6 +26,7 @@ from sordino.client.turn import Work
 from sordino.data import Federation
 from sordino.engine.checkpoint import Checkpoint
 from sordino.engine.evaluate import Observer
+from sordino.engine.mapped import make_records
 from sordino.engine.simulate import Setup, simulate
 from sordino.errors import BadInput
 from sordino.methods import Method, Plan, Population, Training
@@ -278,12 +279,11 @@ def make_setup(
 ) -> Setup:
     """Put data, engine, gate and observer together; ``records`` where another run has them on the device already."""
     clients, plan = ready.clients, ready.plan
-    valid = None if clients.valid.all() else torch.from_numpy(clients.valid).to(device)
     if records is None:
-        records = Records(torch.from_numpy(clients.x).to(device), torch.from_numpy(clients.y).to(device), valid)
+        records = make_records(clients.x, clients.y, clients.valid, device)
     central = None
     if clients.central is not None:
-        central = Records(*(torch.from_numpy(one).to(device) for one in clients.central))
+        central = make_records(*clients.central, np.ones(len(clients.central[1]), bool), device)
     held = [test if len(test) else train for test, train in zip(clients.test, clients.train)]
     also = tuple(one.question for one in plan.method.ask if one.batch == "step")
     work = Work(ready.engine, plan.method.clip, plan.method.local, also, stack=device.type == "cuda")
