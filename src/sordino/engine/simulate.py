@@ -251,9 +251,10 @@ def _chunk(
     rows = draw_rows(setup, clients, permit)
     try:
         upload, after = take_turn(setup.work, rows, start, before, public, permit, setup.gate)
-    except RuntimeError as error:
-        names = ", ".join(sorted({t.client for t in permit.turns}))
-        raise SordinoError(f"round {permit.turns[0].round}, local steps of {names}: {error}") from error
+    except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        from sordino.engine.debug import explain  # which looks through this module's loop
+
+        raise SordinoError(explain(setup, state, clients, permit, public, error)) from error
     for name in local.state:  # a client drawn twice keeps what its last turn left
         _client_state(state, name, count).write(clients, after.value[name])
     return upload
