@@ -18,6 +18,7 @@ from sordino.engine.checkpoint import Checkpoint
 from sordino.engine.clipping import watch_clipping
 from sordino.engine.evaluate import Observer
 from sordino.engine.mapped import Table
+from sordino.engine.sharded import Shard
 from sordino.errors import SordinoError
 from sordino.methods.asking import Ask
 from sordino.methods.plan import Plan
@@ -57,6 +58,8 @@ class Setup:
     """How many turns each client's ledger can pay; a client that is not listed pays all of them."""
     spending: Callable[[Index], dict[str, float] | None] = lambda turns: None
     """From the turns each client has taken: what to show of the ε spent so far."""
+    shard: Shard | None = None
+    """This process's share, where several simulate one run together."""
 
     @property
     def turns_left(self) -> Index:
@@ -184,11 +187,12 @@ def _ask(setup: Setup, state: Checkpoint, number: int, called: Round, ask: Ask, 
     terms = [plan.clients[i].asks[place] for i in called.clients]
     permit = _grant(setup, state, number, called, terms, public)
     start = Release.public(state.weights, "weights from the server")
-    answers = torch.empty(len(terms), device=state.weights.device)
-    for rows in chunks(setup.work, terms):
+    answers = torch.zeros(len(terms), device=state.weights.device)
+    for rows in _own_chunks(setup, called.clients, terms):
         part = permit.split(rows)
         drawn = draw_rows(setup, called.clients[rows], part)
         answers[rows] = answer(setup.work, ask.question, drawn, start, public, part, setup.gate).value[:, 0]
+    answers = answers if setup.shard is None else setup.shard.summed(answers)
     state.server = ask.conclude(answers, _facts(setup, called, number, public, {}), state.server)
     return answers
 
@@ -199,10 +203,17 @@ def _turns(setup: Setup, state: Checkpoint, opened: Opened) -> dict[str, Any]:
     facts = _facts(setup, opened.called, opened.number, opened.public, {}, opened.permit.terms)
     added = Running.of(setup.plan.method.aggregate, facts, setup.work.engine.dimension)
     uploads: dict[str, Any] = {} if added is None else {"update": added}
-    for rows in chunks(setup.work, opened.permit.terms):
+    for rows in _own_chunks(setup, opened.called.clients, opened.permit.terms):
         upload = _chunk(setup, state, opened.called.clients[rows], opened.permit.split(rows), start, opened.public)
         collect(uploads, upload, rows, len(opened.permit.terms))
-    return uploads
+    return uploads if setup.shard is None else setup.shard.joined(uploads, len(opened.permit.terms), state.weights)
+
+
+def _own_chunks(setup: Setup, clients: Index, terms: list[Terms]) -> Iterator[Index]:
+    """The chunks of the rows that this process takes: all of them, or its share."""
+    own = np.arange(len(terms)) if setup.shard is None else setup.shard.rows(clients)
+    for rows in chunks(setup.work, [terms[i] for i in own]):
+        yield own[rows]
 
 
 def collect(uploads: dict[str, Any], upload: Upload, rows: Index, count: int) -> None:
@@ -220,7 +231,7 @@ def _room(count: int, like: Tensor) -> Tensor:
     """A matrix for everyone's rows; a large one lies on disk where rows do."""
     if like.device.type == "cpu" and like.dim() == 2:
         return Table(count, like.shape[1]).values
-    return like.new_empty(count, *like.shape[1:])
+    return like.new_zeros(count, *like.shape[1:])
 
 
 def _grant(

@@ -7,6 +7,7 @@ never below what steps and noise explain; so a row within that counts at once, a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +43,7 @@ class Running:
         signal, noise = reach(facts, dimension)
         self._sure = SLACK * (signal + noise)
         self._norms = np.full(len(facts.clients), np.nan)
+        self._taken = np.zeros(len(facts.clients), bool)
         self._waiting: list[_Waiting] = []
         self._total: Tensor | None = None
 
@@ -56,6 +58,7 @@ class Running:
     def add(self, rows: NDArray[np.int64], updates: Tensor) -> None:
         """Take the updates of these rows, ``[len(rows), d]``, which now belong to the sum: it may write over them."""
         norms = self._norms[rows] = row_norms(updates)
+        self._taken[rows] = True
         sure = norms <= self._sure[rows]
         for i in np.flatnonzero(~sure & np.isfinite(norms)):
             self._waiting.append(_Waiting(int(rows[i]), updates[i].clone()))
@@ -69,20 +72,38 @@ class Running:
         part = updates[0].mul_(factors[0]) if len(updates) == 1 else factors @ updates
         self._total = part if self._total is None else self._total.add_(part)
 
+    def join(self, add_up: Callable[[Tensor], Tensor], like: Tensor) -> None:
+        """Become the sum of all processes' sums; ``add_up`` adds a tensor up over them. Rows taken elsewhere count."""
+        norms = torch.from_numpy(np.where(self._taken, self._norms, 0.0)).to(like.device)
+        self._norms = add_up(norms).cpu().numpy()
+        self._settle()
+        total = torch.zeros(self.shape[1], dtype=like.dtype, device=like.device) if self._total is None else self._total
+        self._total = add_up(total)
+
+    def _limits(self) -> tuple[NDArray[np.int64], Facts, Array]:
+        """Who is kept, their facts, and the limit of every row."""
+        kept = np.flatnonzero(np.isfinite(self._norms))
+        known = only(self.facts, kept) if len(kept) < len(self._norms) else self.facts
+        limits = np.full(len(self._norms), np.inf)
+        limits[kept] = limits_of(self._norms[kept], known, self.shape[1])
+        return kept, known, limits
+
+    def _settle(self) -> None:
+        """Count the rows that waited for everybody's norm."""
+        limits = self._limits()[2] if self._waiting else self._norms
+        for one in self._waiting:
+            factor = min(1.0, limits[one.row] / self._norms[one.row])
+            self._count(one.update[None], self._weights[[one.row]] * factor)
+        self._waiting = []
+
     def screened(self) -> Screened:
         """Who is kept and what was done, once every row was added."""
+        self._settle()
+        kept, known, limits = self._limits()
         finite = np.isfinite(self._norms)
-        kept = np.flatnonzero(finite)
         lines = [refused_line(self.facts, i, False) for i in np.flatnonzero(~finite).tolist()]
-        known = only(self.facts, kept) if len(kept) < len(finite) else self.facts
-        limits = np.full(len(finite), np.inf)
-        limits[kept] = limits_of(self._norms[kept], known, self.shape[1])
-        for one in self._waiting:
-            norm, limit = self._norms[one.row], limits[one.row]
-            if norm > limit:
-                lines.append(bounded_line(self.facts, one.row, norm, limit))
-            self._count(one.update[None], self._weights[[one.row]] * min(1.0, limit / norm))
-        self._waiting = []
+        beyond = np.flatnonzero(finite & (self._norms > limits)).tolist()
+        lines += [bounded_line(self.facts, i, self._norms[i], limits[i]) for i in beyond]
         return Screened(self, known, kept, np.minimum(self._norms, limits)[kept], tuple(lines))
 
     def combined(self, weights: Array) -> Tensor:
