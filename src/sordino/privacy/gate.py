@@ -11,6 +11,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -82,6 +83,7 @@ class Permit:
     turns: list[Turn]
     terms: list[Terms]
     used: set[tuple[str, int]] = field(default_factory=set)
+    _columns: dict[str, Tensor] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def what(self) -> str:
@@ -90,10 +92,24 @@ class Permit:
 
     def use(self, part: str, step: int) -> None:
         """Consume the right to release ``part`` of batch ``step``; a second use, or one beyond the charge, raises."""
-        count = min(terms.count for terms in self.terms)
-        if (part, step) in self.used or not 0 <= step < count or any(part not in dict(t.parts) for t in self.terms):
+        if (part, step) in self.used or not 0 <= step < self._charged or part not in self._parts:
             raise SordinoError(f"{part!r} of batch {step} was not charged, or was released already")
         self.used.add((part, step))
+
+    @cached_property
+    def _charged(self) -> int:
+        return min(terms.count for terms in self.terms)
+
+    @cached_property
+    def _parts(self) -> set[str]:
+        return set.intersection(*({name for name, _ in terms.parts} for terms in self.terms))
+
+    def column(self, of: str, like: Tensor) -> Tensor:
+        """z·S of a part, or 1/divisor for ``"mean"``, for every row; made once a turn, not once a step."""
+        if of not in self._columns:
+            each = [1.0 / t.divisor if of == "mean" else t.noise(of) * t.adjacency.sensitivity for t in self.terms]
+            self._columns[of] = like.new_tensor(each)
+        return self._columns[of]
 
     def split(self, rows: Iterable[int]) -> Permit:
         """The permit of some of the rows, for a chunk. Each row must be handed out once."""
@@ -181,11 +197,9 @@ class Gate:
         return {part: self._seal(permit, part, step, totals[part], bound) for part, bound in bounds.items()}
 
     def _seal(self, permit: Permit, part: str, step: int, total: Tensor, bound: Tensor) -> Release:
-        inverse = bound.new_tensor([1.0 / terms.divisor for terms in permit.terms])
         if self.private:
-            scale = bound.new_tensor([t.noise(part) * t.adjacency.sensitivity for t in permit.terms]) * bound
-            self.source.normal(permit.turns, part, step, total, scale)
-        return Release(total.mul_(inverse[:, None]), part, self.private, _SEAL)
+            self.source.normal(permit.turns, part, step, total, permit.column(part, bound) * bound)
+        return Release(total.mul_(permit.column("mean", bound)[:, None]), part, self.private, _SEAL)
 
 
 def fingerprint(*parts: object) -> str:
