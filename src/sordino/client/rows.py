@@ -18,6 +18,8 @@ from torch import Tensor
 
 from sordino.privacy.generators import Turn
 
+WIDTHS = 16
+
 
 @dataclass(frozen=True)
 class Records:
@@ -49,6 +51,8 @@ class Rows:
         """Positions and mask of all steps, [steps, rows, b], on the records' device: one transfer a turn."""
         lengths = np.array([[len(one) for one in row] for row in self.batches]).T
         widest = max(1, int(lengths.max()))
+        if self.records.y.is_cuda:  # few different widths: what a device prepares for one is used again
+            widest = -(-widest // WIDTHS) * WIDTHS
         mask = np.arange(widest) < lengths[:, :, None]
         where = np.zeros(mask.shape, dtype=np.int64)
         where[mask] = np.concatenate([row[step] for step in range(self.steps) for row in self.batches])

@@ -95,6 +95,7 @@ class Keyed:
 
     def __init__(self, run: str) -> None:
         self.run = run
+        self._held: tuple[list[Turn], str, Tensor] | None = None
 
     def _key(self, turn: Turn, what: str, purpose: str, step: int) -> NDArray[np.uint64]:
         parts = (turn.run or self.run, turn.client, str(turn.round), str(turn.copy), what, purpose, str(step))
@@ -103,6 +104,13 @@ class Keyed:
 
     def _generator(self, turn: Turn, what: str, purpose: str, step: int) -> np.random.Generator:
         return np.random.Generator(np.random.Philox(key=self._key(turn, what, purpose, step)))
+
+    def _keys_on(self, turns: list[Turn], what: str, device: torch.device) -> Tensor:
+        """A key for every turn, on the device; steps are counted there, so that a turn of K steps hashes once."""
+        if self._held is None or self._held[0] is not turns or self._held[1] != what:
+            keys = np.array([self._key(turn, what, "noise", -1)[0] for turn in turns]).view(np.int64)
+            self._held = (turns, what, torch.from_numpy(keys).to(device))
+        return self._held[2]
 
     def batches(self, turn: Turn, what: str, sampling: Sampling, records: int, count: int) -> list[Indices]:
         """``count`` batches of one turn: consecutive, non-overlapping parts of the turn's sampling stream."""
@@ -113,8 +121,7 @@ class Keyed:
         if out.device.type == "cuda" and out.dtype == torch.float32 and out.is_contiguous():
             from sordino.privacy import noise_cuda  # needs triton, which comes with CUDA builds of torch only
 
-            keys = np.array([self._key(turn, what, "noise", step)[0] for turn in turns]).view(np.int64)
-            return noise_cuda.fill(out, torch.from_numpy(keys).to(out.device))
+            return noise_cuda.fill(out, self._keys_on(turns, what, out.device), step)
         for turn, row in zip(turns, out, strict=True):
             _fill(self._generator(turn, what, "noise", step), row)
         return out

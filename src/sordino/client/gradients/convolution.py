@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sordino.client.gradients import ways
+from sordino.client.gradients import fused, ways
 from sordino.client.gradients.linear import squared_norms
 from sordino.client.gradients.patches import Geometry, Pair, last_padded, patches_view, scattered
 from sordino.client.gradients.segments import Segments
@@ -40,6 +40,7 @@ class ConvLayer:
         self.groups = module.groups
         self.inputs, self.outputs = module.in_channels, module.out_channels
         self.way: ways.Way | None = None
+        self._way_on = ""
 
     def _pair(self, values: tuple[int, ...], filler: int) -> Pair:
         return (filler, values[0]) if self.one_axis else (values[0], values[1])
@@ -60,11 +61,14 @@ class ConvLayer:
     def forward(self, x: Tensor, tape: Tape) -> tuple[Tensor, Saved]:
         """Native convolution; products of patches where weights are stacked or the input has a single channel."""
         x4 = x.unsqueeze(-2) if self.one_axis else x
-        if self.way is None:
-            self.way = ways.choose(self.geometry, self.inputs, self.outputs, self.groups, x4.shape[-2:])
+        if self.way is None or self._way_on != x4.device.type:
+            self.way = ways.choose(self.geometry, self.inputs, self.outputs, self.groups, x4)
+            self._way_on = x4.device.type
         weight, bias = self._weight(tape), self._bias(tape)
         saved: Saved = (x4,)
-        if tape.stacked:
+        if tape.stacked and self._fused(x4):
+            out = fused.forward(x4, weight, bias, self.geometry, tape.lengths)
+        elif tape.stacked:
             out, saved = self._stacked_forward(x4, weight, bias)
         elif isinstance(self.way, ways.Planes) and self.inputs == 1 and x4.device.type == "cpu":
             out, saved = self.way.forward(self.name, x4, weight, bias, tape.scratch)
@@ -80,7 +84,10 @@ class ConvLayer:
         """Native backward for the input alone."""
         dy4 = dy.unsqueeze(-2) if self.one_axis else dy
         weight = self._weight(tape)
-        if tape.stacked:
+        if tape.stacked and self._fused(dy4):
+            size = (saved[0].shape[2], saved[0].shape[3])
+            dx = fused.input_gradient(dy4, weight, size, self.geometry, tape.lengths)
+        elif tape.stacked:
             dx = self._stacked_input_gradient(dy4, saved[0], weight)
         else:
             geometry = self.geometry
@@ -98,6 +105,9 @@ class ConvLayer:
                 [True, False, False],
             )[0]
         return dx.squeeze(-2) if self.one_axis else dx
+
+    def _fused(self, x: Tensor) -> bool:
+        return self.groups == 1 and fused.serves(x)
 
     def _stacked_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Saved]:
         """Patches times weights, row by row in one batched product."""
@@ -139,8 +149,9 @@ class ConvLayer:
         if self.weight_slot is not None:
             self.way.record(self.name, saved, last, tape)
         if self.bias_slot is not None:
-            shift = last.sum(1)
-            tape.hold(self.name, "bias", shift)
+            shift = tape.room(self.name, "bias", (self.outputs,), last)
+            if not isinstance(self.way, fused.Fused):
+                torch.sum(last, 1, out=shift)
             tape.squares.append(squared_norms(shift))
 
     def pull(self, factors: Tensor, held: Held, segments: Segments, sums: Sums) -> None:
