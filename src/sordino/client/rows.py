@@ -13,10 +13,9 @@ from functools import cached_property
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from sordino.privacy.generators import Turn
+from sordino.privacy.generators import Batches, Turn
 
 WIDTHS = 16
 
@@ -43,21 +42,22 @@ class Rows:
     """
 
     turns: list[Turn]
-    batches: list[list[NDArray[np.int64]]]
+    batches: list[Batches]
     records: Records
 
     @cached_property
     def _padded(self) -> tuple[Tensor, Tensor]:
         """Positions and mask of all steps, [steps, rows, b], on the records' device: one transfer a turn."""
-        lengths = np.array([[len(one) for one in row] for row in self.batches]).T
+        lengths = np.diff([row.ends for row in self.batches], axis=1, prepend=0)
         widest = max(1, int(lengths.max()))
         if self.records.y.is_cuda:  # few different widths: what a device prepares for one is used again
             widest = -(-widest // WIDTHS) * WIDTHS
         mask = np.arange(widest) < lengths[:, :, None]
         where = np.zeros(mask.shape, dtype=np.int64)
-        where[mask] = np.concatenate([row[step] for step in range(self.steps) for row in self.batches])
+        where[mask] = np.concatenate([row.positions for row in self.batches])
         device = self.records.y.device
-        return torch.from_numpy(where).to(device), torch.from_numpy(mask).to(device)
+        there, real = torch.from_numpy(where).to(device), torch.from_numpy(mask).to(device)
+        return there.transpose(0, 1).contiguous(), real.transpose(0, 1).contiguous()
 
     @property
     def steps(self) -> int:

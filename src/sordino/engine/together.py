@@ -18,7 +18,6 @@ from sordino.client.rows import Rows
 from sordino.client.turn import take_turn
 from sordino.engine.checkpoint import Checkpoint
 from sordino.engine.simulate import (
-    Index,
     Opened,
     Setup,
     chunks,
@@ -31,6 +30,7 @@ from sordino.engine.simulate import (
 )
 from sordino.errors import BadInput
 from sordino.privacy.gate import Permit
+from sordino.privacy.generators import Batches
 from sordino.privacy.types import Release
 
 
@@ -80,7 +80,7 @@ def _turns(
     }
 
 
-def _batches(setup: Setup, opened: Opened, place: int) -> list[Index]:
+def _batches(setup: Setup, opened: Opened, place: int) -> Batches:
     client = opened.called.clients[place : place + 1]
     return draw_rows(setup, client, opened.permit.split([place])).batches[0]
 

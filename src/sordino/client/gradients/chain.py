@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from sordino.client.gradients import fused
+from sordino.client.gradients.convolution import ConvLayer
 from sordino.client.gradients.patches import Geometry, Pair
 from sordino.client.gradients.shadow import padding_before
 from sordino.client.gradients.tape import Layer, Saved, Tape, Workspace
@@ -115,6 +116,34 @@ class RectifiedPool:
         return self.pool.backward(self.relu.backward(dy, saved[2:], tape, further), (x, places), tape, further)
 
 
+@dataclass(frozen=True)
+class ConvolvedPool:
+    """A convolution and the rectified pool after it; one kernel where there is one."""
+
+    convolution: Trained
+    pool: RectifiedPool
+
+    def forward(self, x: Tensor, tape: Tape) -> tuple[Tensor, Saved]:
+        """One after the other, or both at once."""
+        layer, geometry = self.convolution.layer, self.pool.pool.geometry
+        if isinstance(layer, ConvLayer) and layer.pools(x, tape, geometry):
+            out, saved = layer.forward_pooled(x, tape, geometry.kernel[0])
+            tape.volume += out.numel() * geometry.taps
+            return out, saved
+        between, first = self.convolution.forward(x, tape)
+        out, second = self.pool.forward(between, tape)
+        return out, (*first, *second)
+
+    def backward(self, dy: Tensor, saved: Saved, tape: Tape, further: bool) -> Tensor:
+        """Back through the pool, then through the convolution."""
+        layer, geometry = self.convolution.layer, self.pool.pool.geometry
+        if isinstance(layer, ConvLayer) and layer.pools(saved[0], tape, geometry):
+            return layer.backward_pooled(dy, saved, tape, geometry, further)
+        own = 2 if saved[-1].dtype == torch.uint8 else 3
+        between = self.pool.backward(dy, saved[-own:], tape, True)
+        return self.convolution.backward(between, saved[:-own], tape, further)
+
+
 def image(scratch: Workspace, key: str, shape: tuple[int, ...], like: Tensor, dtype: torch.dtype) -> Tensor:
     """A buffer for images in the memory order of another one."""
     n, channels, height, width = shape
@@ -213,14 +242,17 @@ def chain_of(model: nn.Module, layers: list[Layer]) -> Chain | None:
 
 
 def _joined(stages: list[Stage]) -> tuple[Stage, ...]:
-    """The same stages, a pool and the rectifier right after it as one."""
+    """The same stages; a pool and the rectifier after it as one, and with a convolution before them."""
     kept: list[Stage] = []
     for stage in stages:
         last = kept[-1] if kept else None
-        if isinstance(stage, Relu) and isinstance(last, MaxPool) and last.geometry.taps <= fused.POOL_TAPS:
-            kept[-1] = RectifiedPool(last, stage)
-        else:
+        if not (isinstance(stage, Relu) and isinstance(last, MaxPool) and last.geometry.taps <= fused.POOL_TAPS):
             kept.append(stage)
+            continue
+        kept[-1] = joint = RectifiedPool(last, stage)
+        before = kept[-2] if len(kept) > 1 else None
+        if isinstance(before, Trained) and isinstance(before.layer, ConvLayer):
+            kept[-2:] = [ConvolvedPool(before, joint)]
     return tuple(kept)
 
 

@@ -45,40 +45,46 @@ def _folded(geometry: Geometry) -> dict[str, int]:
     return {"KH": kh, "KW": kw, "SH": sh, "SW": sw, "PH": ph, "PW": pw, "DH": dh, "DW": dw}
 
 
-def forward(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, lengths: Tensor) -> Tensor:
-    """The convolution of ``x[n, c, h, w]`` with every row's ``weight[rows, o, c, kh, kw]``, channels last."""
+def forward(
+    x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, lengths: Tensor, pool: int = 1
+) -> tuple[Tensor, Tensor]:
+    """The convolution of ``x[n, c, h, w]`` with every row's ``weight[rows, o, c, kh, kw]``, channels last.
+
+    With ``pool``: the largest of its windows, rectified, and which it was; else the second tensor means nothing.
+    """
     size = geometry.output(x.shape[2], x.shape[3])
     kernels = weight.permute(0, 1, 3, 4, 2).contiguous()
-    return _convolve(_last(x), kernels, bias, weight.shape[1], size, geometry, lengths, back=False)
+    return _convolve(_last(x), kernels, bias, weight.shape[1], size, geometry, lengths, False, pool)
 
 
 def input_gradient(dy: Tensor, weight: Tensor, size: Pair, geometry: Geometry, lengths: Tensor) -> Tensor:
     """Gradient of the input, ``[n, c, *size]``, from the output's."""
     kernels = weight.permute(0, 2, 3, 4, 1).contiguous()
-    return _convolve(_last(dy), kernels, None, weight.shape[2], size, geometry, lengths, back=True)
+    return _convolve(_last(dy), kernels, None, weight.shape[2], size, geometry, lengths, True, 1)[0]
 
 
 def _convolve(
     x: Tensor, kernels: Tensor, bias: Tensor | None, outputs: int, size: Pair, geometry: Geometry, lengths: Tensor,
-    back: bool,
-) -> Tensor:  # fmt: skip
+    back: bool, pool: int,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     from sordino.client.gradients import kernels as triton_kernels
 
     rows, n, channels = kernels.shape[0], x.shape[0], x.shape[3]
-    out = _images(n, outputs, size, x)
+    out = _images(n, outputs, (size[0] // pool, size[1] // pool), x)
+    taken = torch.empty(out.shape, dtype=torch.uint8, device=x.device) if pool > 1 else out
     width = n // rows
     depth = channels if channels >= 16 else channels * geometry.taps
     block_o = _power(outputs, 16, 64)
     block = 64 if block_o == 16 else 128
     grid = (rows, -(-width * size[0] * size[1] // block), -(-outputs // block_o))
     triton_kernels.convolve[grid](
-        x, kernels, kernels if bias is None else bias, out, lengths, width,
+        x, kernels, kernels if bias is None else bias, out, taken, lengths, width,
         kernels.stride(0), 0 if bias is None else bias.stride(0),
         HIGH=x.shape[1], WIDE=x.shape[2], CHANNELS=channels, OUT_HIGH=size[0], OUT_WIDE=size[1], OUTPUTS=outputs,
-        **_folded(geometry), BIAS=bias is not None, BACK=back, PRECISION=PRECISION,
+        **_folded(geometry), BIAS=bias is not None, BACK=back, POOL=pool, PRECISION=PRECISION,
         BLOCK=block, BLOCK_O=block_o, BLOCK_C=_power(depth, 16, 32), num_warps=4, num_stages=3,
     )  # fmt: skip
-    return out.permute(0, 3, 1, 2)
+    return out.permute(0, 3, 1, 2), taken
 
 
 @dataclass
@@ -91,11 +97,15 @@ class Fused:
 
     def record(self, layer: str, saved: Saved, dy: Tensor, tape: Tape) -> None:
         """Per-record gradients, those of a bias, and the squared norms of the former."""
+        self.record_pooled(layer, saved[0], dy, dy, 1, tape)
+
+    def record_pooled(self, layer: str, x: Tensor, dy: Tensor, taken: Tensor, pool: int, tape: Tape) -> None:
+        """The same where ``dy[n, positions, outputs]`` belongs to the largest of each of the output's windows."""
         from sordino.client.gradients import kernels
 
-        n, channels = saved[0].shape[:2]
-        size = self.geometry.output(saved[0].shape[2], saved[0].shape[3])
-        padded = last_padded(saved[0], self.geometry)
+        n, channels = x.shape[:2]
+        size = self.geometry.output(x.shape[2], x.shape[3])
+        padded = last_padded(x, self.geometry)
         outputs, taps = dy.shape[2], self.geometry.taps
         dy = dy.contiguous()
         grads = tape.room(layer, "grads", (outputs, channels * taps), dy)
@@ -106,11 +116,11 @@ class Fused:
         folded: dict[str, Any] = _folded(self.geometry)
         del folded["PH"], folded["PW"]
         kernels.record_gradients[(n, *blocks)](
-            padded, dy, grads, shifts, squares, tape.lengths, n // len(tape.lengths),
+            padded, dy, taken, grads, shifts, squares, tape.lengths, n // len(tape.lengths),
             HIGH=padded.shape[1], WIDE=padded.shape[2], CHANNELS=channels,
             OUT_HIGH=size[0], OUT_WIDE=size[1], OUTPUTS=outputs, **folded,
-            PRECISION=PRECISION, BLOCK=16 if block_k == 64 else 32, BLOCK_O=block_o, BLOCK_K=block_k,
-            num_warps=max(1, block_o * block_k // 1024), num_stages=4,
+            POOL=pool, PRECISION=PRECISION, BLOCK=16 if block_k == 64 else 32, BLOCK_O=block_o, BLOCK_K=block_k,
+            num_warps=max(1, block_o * block_k // 2048), num_stages=4,
         )  # fmt: skip
         tape.squares.append(squares.sum(1))
 

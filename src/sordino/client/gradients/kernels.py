@@ -13,27 +13,30 @@ import triton.language as tl
 
 @triton.jit  # type: ignore[untyped-decorator]
 def convolve(  # type: ignore[no-untyped-def]
-    x, weight, bias, out, lengths, width, weight_row, bias_row,
+    x, weight, bias, out, taken, lengths, width, weight_row, bias_row,
     HIGH: tl.constexpr, WIDE: tl.constexpr, CHANNELS: tl.constexpr,
     OUT_HIGH: tl.constexpr, OUT_WIDE: tl.constexpr, OUTPUTS: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr,
     PH: tl.constexpr, PW: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr,
-    BIAS: tl.constexpr, BACK: tl.constexpr, PRECISION: tl.constexpr,
+    BIAS: tl.constexpr, BACK: tl.constexpr, POOL: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """out[record, p, o] = Σ_{tap, c} x[record, p at tap, c]·weight[row, o, tap, c] (+ bias): an implicit product.
 
     ``BACK``: the adjoint. x is the output's gradient and "p at tap" the place whose window has p at that tap.
+    ``POOL`` > 1: instead of the output, the largest of every POOL × POOL window, rectified, and which it was.
     """
     row = tl.program_id(0)
-    positions: tl.constexpr = OUT_HIGH * OUT_WIDE
+    positions: tl.constexpr = (OUT_HIGH // POOL) * (OUT_WIDE // POOL) * POOL * POOL
     first = tl.program_id(1) * BLOCK
     limit = tl.load(lengths + row) * positions
     if first < limit:
         place = first + tl.arange(0, BLOCK)
         alive = place < limit
         record = row.to(tl.int64) * width + place // positions
-        high, wide = place % positions // OUT_WIDE, place % OUT_WIDE
+        window, inner = place % positions // (POOL * POOL), place % (POOL * POOL)
+        high = window // (OUT_WIDE // POOL) * POOL + inner // POOL
+        wide = window % (OUT_WIDE // POOL) * POOL + inner % POOL
         o = tl.program_id(2) * BLOCK_O + tl.arange(0, BLOCK_O)
         base = x + record * (HIGH * WIDE * CHANNELS)
         kernels = weight + row.to(tl.int64) * weight_row
@@ -53,12 +56,12 @@ def convolve(  # type: ignore[no-untyped-def]
                 for start in range(0, CHANNELS, BLOCK_C):
                     c = start + tl.arange(0, BLOCK_C)
                     values = tl.load(at[:, None] + c[None, :], mask=seen[:, None] & (c < CHANNELS)[None, :], other=0.0)
-                    taken = tl.load(
+                    kernel = tl.load(
                         kernels + (o * (KH * KW) + tap)[None, :] * CHANNELS + c[:, None],
                         mask=(o < OUTPUTS)[None, :] & (c < CHANNELS)[:, None],
                         other=0.0,
                     )
-                    total = tl.dot(values, taken, total, input_precision=PRECISION)
+                    total = tl.dot(values, kernel, total, input_precision=PRECISION)
         else:
             for start in range(0, KH * KW * CHANNELS, BLOCK_C):
                 k = start + tl.arange(0, BLOCK_C)
@@ -75,30 +78,46 @@ def convolve(  # type: ignore[no-untyped-def]
                 seen = seen & (top >= 0) & (top < HIGH) & (side >= 0) & (side < WIDE)
                 seen = seen & (k < KH * KW * CHANNELS)[None, :]
                 values = tl.load(base[:, None] + (top * WIDE + side) * CHANNELS + c[None, :], mask=seen, other=0.0)
-                taken = tl.load(
+                kernel = tl.load(
                     kernels + o[None, :] * (KH * KW * CHANNELS) + k[:, None],
                     mask=(o < OUTPUTS)[None, :] & (k < KH * KW * CHANNELS)[:, None],
                     other=0.0,
                 )
-                total = tl.dot(values, taken, total, input_precision=PRECISION)
+                total = tl.dot(values, kernel, total, input_precision=PRECISION)
         if BIAS:
             shift = tl.load(bias + row.to(tl.int64) * bias_row + o, mask=o < OUTPUTS, other=0.0)
             total += shift[None, :]
-        where = (record * positions + place % positions)[:, None] * OUTPUTS + o[None, :]
-        tl.store(out + where, total, mask=alive[:, None] & (o < OUTPUTS)[None, :])
+        if POOL > 1:
+            windows: tl.constexpr = BLOCK // (POOL * POOL)
+            each = tl.reshape(total, (windows, POOL * POOL, BLOCK_O))
+            broken = tl.max((each != each).to(tl.int32), axis=1) > 0
+            best, tap_of = tl.max(tl.where(each != each, 0.0, each), axis=1, return_indices=True)
+            positive = best > 0
+            best = tl.where(broken, float("nan"), tl.where(positive, best, 0.0))
+            tap_of = tl.where(positive, tap_of, 255)
+            at = first // (POOL * POOL) + tl.arange(0, windows)
+            where = (row.to(tl.int64) * width * (positions // (POOL * POOL)) + at)[:, None] * OUTPUTS + o[None, :]
+            inside = (at * (POOL * POOL) < limit)[:, None] & (o < OUTPUTS)[None, :]
+            tl.store(out + where, best, mask=inside)
+            tl.store(taken + where, tap_of.to(tl.uint8), mask=inside)
+        else:
+            where = (record * positions + place % positions)[:, None] * OUTPUTS + o[None, :]
+            tl.store(out + where, total, mask=alive[:, None] & (o < OUTPUTS)[None, :])
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def record_gradients(  # type: ignore[no-untyped-def]
-    padded, dy, grads, shifts, squares, lengths, width,
+    padded, dy, taken, grads, shifts, squares, lengths, width,
     HIGH: tl.constexpr, WIDE: tl.constexpr, CHANNELS: tl.constexpr,
     OUT_HIGH: tl.constexpr, OUT_WIDE: tl.constexpr, OUTPUTS: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr,
-    PRECISION: tl.constexpr, BLOCK: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_K: tl.constexpr,
+    POOL: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """grads[record, o, tap, c] = Σ_p dy[record, p, o]·x[record, p at tap, c], shifts = Σ_p dy, and squared norms.
 
-    ``squares[record, block]`` are the squared norms of each block of gradients (and, in its first, of the shifts).
+    ``squares[record, block]`` are the squared norms of each block of gradients.
+    ``POOL`` > 1: dy belongs to the largest of every POOL × POOL window, ``taken`` says which that was.
     """
     record = tl.program_id(0).to(tl.int64)
     row = record // width
@@ -111,7 +130,7 @@ def record_gradients(  # type: ignore[no-untyped-def]
         offset = (tap // KW * DH * WIDE + tap % KW * DW) * CHANNELS + c
         inside = k < taps * CHANNELS
         base = padded + record * (HIGH * WIDE * CHANNELS)
-        slopes = dy + record * (positions * OUTPUTS)
+        slopes = record * ((OUT_HIGH // POOL) * (OUT_WIDE // POOL) * OUTPUTS)
         total = tl.zeros((BLOCK_O, BLOCK_K), dtype=tl.float32)
         shift = tl.zeros((BLOCK_O,), dtype=tl.float32)
         for start in range(0, positions, BLOCK):
@@ -119,9 +138,14 @@ def record_gradients(  # type: ignore[no-untyped-def]
             real = p < positions
             at = (p // OUT_WIDE * SH * WIDE + p % OUT_WIDE * SW) * CHANNELS
             values = tl.load(base + at[:, None] + offset[None, :], mask=real[:, None] & inside[None, :], other=0.0)
-            slope = tl.load(
-                slopes + p[None, :] * OUTPUTS + o[:, None], mask=real[None, :] & (o < OUTPUTS)[:, None], other=0.0
-            )
+            high, wide = p // OUT_WIDE // POOL, p % OUT_WIDE // POOL
+            where = slopes + (high * (OUT_WIDE // POOL) + wide)[None, :] * OUTPUTS + o[:, None]
+            mine = (real & (high < OUT_HIGH // POOL) & (wide < OUT_WIDE // POOL))[None, :] & (o < OUTPUTS)[:, None]
+            slope = tl.load(dy + where, mask=mine, other=0.0)
+            if POOL > 1:
+                inner = p // OUT_WIDE % POOL * POOL + p % OUT_WIDE % POOL
+                chosen = tl.load(taken + where, mask=mine, other=255).to(tl.int32)
+                slope = tl.where(chosen == inner[None, :], slope, 0.0)
             total = tl.dot(slope, values, total, input_precision=PRECISION)
             shift += tl.sum(slope, 1)
         where = record * (OUTPUTS * CHANNELS * taps) + o[:, None] * (CHANNELS * taps) + k[None, :]
