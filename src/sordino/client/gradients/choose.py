@@ -23,7 +23,9 @@ from sordino.models import refuse_batch_statistics, refuse_tied_weights
 AGREEMENT = {"losses": 1e-4, "norms": 1e-4, "sums": 1e-2}
 
 
-def build(model: nn.Module, loss: str, kind: str = "auto", shape: tuple[int, ...] | None = None) -> Engine:
+def build(
+    model: nn.Module, loss: str, kind: str = "auto", shape: tuple[int, ...] | None = None, mixed: bool = False
+) -> Engine:
     """An engine for a model and a loss.
 
     Parameters
@@ -37,6 +39,9 @@ def build(model: nn.Module, loss: str, kind: str = "auto", shape: tuple[int, ...
         pair of records, else *exact*; or one of them by name.
     shape
         Shape of one record, to compare now rather than at the first call; ``describe`` is then final.
+    mixed
+        Let a GPU compute activations in TF32 (a tenth of a percent), never gradients of parameters and norms: what is
+        summed is still clipped by its own exact norm.
 
     Guarantees
     ----------
@@ -50,7 +55,7 @@ def build(model: nn.Module, loss: str, kind: str = "auto", shape: tuple[int, ...
     if kind == "exact":
         return Exact(model, per_record, "asked for")
     try:
-        engine = Checked(Fast(model, per_record), model, per_record, fallback=kind == "auto")
+        engine = Checked(Fast(model, per_record, mixed=mixed), model, per_record, fallback=kind == "auto")
     except Unsupported as reason:
         if kind == "fast":
             raise BadInput(f"the fast gradient engine cannot serve this model: {reason}; use kind='auto'") from reason
@@ -137,6 +142,7 @@ class Checked:
             return
         records, labels = _two_like(x, y, 0)
         model = self.model if kind == "cpu" else copy.deepcopy(self.model).to(y.device)
+        allowed, self.engine.mixed = self.engine.mixed, False
         reason = disagreement(self.engine, model, self.loss, params, records, labels)
         if reason and kind != "cpu":
             # Float64 has no kernels of its own to compare; other records have other edges.
@@ -152,6 +158,7 @@ class Checked:
         if reason:
             self.engine = Exact(self.model, self.loss, reason)
         self.settled |= {kind}
+        self.engine.mixed = allowed
 
 
 def disagreement(engine: Engine, model: nn.Module, loss: Loss, params: Tensor, x: Tensor, y: Tensor) -> str | None:

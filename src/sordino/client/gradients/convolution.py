@@ -65,7 +65,7 @@ class ConvLayer:
         weight, bias = self._weight(tape), self._bias(tape)
         saved: Saved = (x4,)
         if tape.stacked and self._fused(x4):
-            out, _ = fused.forward(x4, weight, bias, self.geometry, tape.lengths)
+            out, _ = fused.forward(x4, weight, bias, self.geometry, tape)
         elif tape.stacked:
             out, saved = self._stacked_forward(x4, weight, bias)
         elif isinstance(self.way, ways.Planes) and self.inputs == 1 and x4.device.type == "cpu":
@@ -84,7 +84,7 @@ class ConvLayer:
         weight = self._weight(tape)
         if tape.stacked and self._fused(dy4):
             size = (saved[0].shape[2], saved[0].shape[3])
-            dx = fused.input_gradient(dy4, weight, size, self.geometry, tape.lengths)
+            dx = fused.input_gradient(dy4, weight, size, self.geometry, tape)
         elif tape.stacked:
             dx = self._stacked_input_gradient(dy4, saved[0], weight)
         else:
@@ -117,7 +117,7 @@ class ConvLayer:
         """Convolution, the largest of each pool × pool window, rectified; and which it was."""
         self._choose(x)
         weight, bias = self._weight(tape), self._bias(tape)
-        out, taken = fused.forward(x, weight, bias, self.geometry, tape.lengths, pool)
+        out, taken = fused.forward(x, weight, bias, self.geometry, tape, pool)
         return out, (x, taken)
 
     def backward_pooled(self, dy: Tensor, saved: Saved, tape: Tape, pool: Geometry, further: bool) -> Tensor:

@@ -33,17 +33,19 @@ class Fast:
     A chain of modules goes back by its own stages, any other model by autograd.
 
     On a CPU a model with convolutions passes over a batch in blocks of records with common weights whose activations
-    fit the cache; elsewhere rows are stacked (``stack`` overrides the choice). Buffers are reused from call to call, so
-    an engine serves one thread.
+    fit the cache; elsewhere rows are stacked (``stack`` overrides the choice). ``mixed`` lets a GPU compute the
+    activations of stacked convolutions in TF32; gradients of parameters and norms never are. Buffers are reused from
+    call to call, so an engine serves one thread.
     """
 
-    def __init__(self, model: nn.Module, loss: Loss, stack: bool | None = None) -> None:
+    def __init__(self, model: nn.Module, loss: Loss, stack: bool | None = None, mixed: bool = False) -> None:
         self._slots = layout_of(model)
         self._loss = loss
         self.module, self._layers = shadow_of(model, self._slots, self._run_layer)
         self._chain = chain_of(self.module, self._layers)
         self._convolves = any(isinstance(layer, ConvLayer) for layer in self._layers)
         self._stack = stack
+        self.mixed = mixed
         self._held, self._scratch = Workspace(), Workspace()
         self._graphs = Graphs()
         self._tape: Tape | None = None
@@ -164,7 +166,7 @@ class Fast:
         self._calls += 1  # what a graded batch holds may lie in the buffers that are written now
         lengths = _lengths(weights, stop - start, mask)
         with torch.no_grad():
-            tape = Tape(weights, Batch(len(x), self._held), (start, stop), self._scratch, lengths)
+            tape = Tape(weights, Batch(len(x), self._held), (start, stop), self._scratch, lengths, self.mixed)
             return self._run(tape, x[start:stop])
 
     def _grade(
@@ -176,7 +178,8 @@ class Fast:
         squares = torch.zeros_like(losses)
         batch = Batch(segments.records, self._held)
         for weights, start, stop in windows if segments.records else []:
-            tape = Tape(weights, batch, (start, stop), self._scratch, _lengths(weights, stop - start, mask))
+            lengths = _lengths(weights, stop - start, mask)
+            tape = Tape(weights, batch, (start, stop), self._scratch, lengths, self.mixed)
             losses[start:stop] = self._pass(tape, x[start:stop], y[start:stop])
             torch.sum(torch.stack(tape.squares), 0, out=squares[start:stop])
             self._volume = self._volume or tape.volume // (stop - start)

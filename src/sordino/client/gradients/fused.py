@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from sordino.client.gradients.tape import Held, Saved, Sums, Tape
     from sordino.client.gradients.types import Slot
 
-PRECISION = "tf32x3"
+FULL, MIXED = "tf32x3", "tf32"
 POOL_TAPS = 64
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
@@ -46,7 +46,7 @@ def _folded(geometry: Geometry) -> dict[str, int]:
 
 
 def forward(
-    x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, lengths: Tensor, pool: int = 1
+    x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, tape: Tape, pool: int = 1
 ) -> tuple[Tensor, Tensor]:
     """The convolution of ``x[n, c, h, w]`` with every row's ``weight[rows, o, c, kh, kw]``, channels last.
 
@@ -54,17 +54,17 @@ def forward(
     """
     size = geometry.output(x.shape[2], x.shape[3])
     kernels = weight.permute(0, 1, 3, 4, 2).contiguous()
-    return _convolve(_last(x), kernels, bias, weight.shape[1], size, geometry, lengths, False, pool)
+    return _convolve(_last(x), kernels, bias, weight.shape[1], size, geometry, tape, False, pool)
 
 
-def input_gradient(dy: Tensor, weight: Tensor, size: Pair, geometry: Geometry, lengths: Tensor) -> Tensor:
+def input_gradient(dy: Tensor, weight: Tensor, size: Pair, geometry: Geometry, tape: Tape) -> Tensor:
     """Gradient of the input, ``[n, c, *size]``, from the output's."""
     kernels = weight.permute(0, 2, 3, 4, 1).contiguous()
-    return _convolve(_last(dy), kernels, None, weight.shape[2], size, geometry, lengths, True, 1)[0]
+    return _convolve(_last(dy), kernels, None, weight.shape[2], size, geometry, tape, True, 1)[0]
 
 
 def _convolve(
-    x: Tensor, kernels: Tensor, bias: Tensor | None, outputs: int, size: Pair, geometry: Geometry, lengths: Tensor,
+    x: Tensor, kernels: Tensor, bias: Tensor | None, outputs: int, size: Pair, geometry: Geometry, tape: Tape,
     back: bool, pool: int,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     from sordino.client.gradients import kernels as triton_kernels
@@ -78,10 +78,10 @@ def _convolve(
     block = 64 if block_o == 16 else 128
     grid = (rows, -(-width * size[0] * size[1] // block), -(-outputs // block_o))
     triton_kernels.convolve[grid](
-        x, kernels, kernels if bias is None else bias, out, taken, lengths, width,
+        x, kernels, kernels if bias is None else bias, out, taken, tape.lengths, width,
         kernels.stride(0), 0 if bias is None else bias.stride(0),
         HIGH=x.shape[1], WIDE=x.shape[2], CHANNELS=channels, OUT_HIGH=size[0], OUT_WIDE=size[1], OUTPUTS=outputs,
-        **_folded(geometry), BIAS=bias is not None, BACK=back, POOL=pool, PRECISION=PRECISION,
+        **_folded(geometry), BIAS=bias is not None, BACK=back, POOL=pool, PRECISION=MIXED if tape.mixed else FULL,
         BLOCK=block, BLOCK_O=block_o, BLOCK_C=_power(depth, 16, 32), num_warps=4, num_stages=3,
     )  # fmt: skip
     return out.permute(0, 3, 1, 2), taken
@@ -119,7 +119,7 @@ class Fused:
             padded, dy, taken, grads, shifts, squares, tape.lengths, n // len(tape.lengths),
             HIGH=padded.shape[1], WIDE=padded.shape[2], CHANNELS=channels,
             OUT_HIGH=size[0], OUT_WIDE=size[1], OUTPUTS=outputs, **folded,
-            POOL=pool, PRECISION=PRECISION, BLOCK=16 if block_k == 64 else 32, BLOCK_O=block_o, BLOCK_K=block_k,
+            POOL=pool, PRECISION=FULL, BLOCK=16 if block_k == 64 else 32, BLOCK_O=block_o, BLOCK_K=block_k,
             num_warps=max(1, block_o * block_k // 2048), num_stages=4,
         )  # fmt: skip
         tape.squares.append(squares.sum(1))

@@ -1,8 +1,8 @@
 """Triton kernels for convolutions, pooling and sums over stacked rows. Channels last, float32, no patches in memory.
 
 A stack has ``rows`` rows of ``width`` records; ``lengths[row]`` says how many of them count (the rest is padding at the
-end, which no kernel computes and nobody may read). Products run on tensor cores as three TF32 products each, which
-keeps float32's accuracy.
+end, which no kernel computes and nobody may read). Products run on tensor cores, by default as three TF32 products
+each, which keeps float32's accuracy.
 """
 
 from __future__ import annotations
@@ -123,31 +123,34 @@ def record_gradients(  # type: ignore[no-untyped-def]
     row = record // width
     if record - row * width < tl.load(lengths + row):
         taps: tl.constexpr = KH * KW
-        positions: tl.constexpr = OUT_HIGH * OUT_WIDE
+        across: tl.constexpr = OUT_WIDE // POOL
+        windows: tl.constexpr = OUT_HIGH // POOL * across
         k = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)
         o = tl.program_id(2) * BLOCK_O + tl.arange(0, BLOCK_O)
-        tap, c = k // CHANNELS, k % CHANNELS
-        offset = (tap // KW * DH * WIDE + tap % KW * DW) * CHANNELS + c
+        offset = (k // CHANNELS // KW * DH * WIDE + k // CHANNELS % KW * DW) * CHANNELS + k % CHANNELS
         inside = k < taps * CHANNELS
         base = padded + record * (HIGH * WIDE * CHANNELS)
-        slopes = record * ((OUT_HIGH // POOL) * (OUT_WIDE // POOL) * OUTPUTS)
+        slopes = record * (windows * OUTPUTS)
         total = tl.zeros((BLOCK_O, BLOCK_K), dtype=tl.float32)
         shift = tl.zeros((BLOCK_O,), dtype=tl.float32)
-        for start in range(0, positions, BLOCK):
+        for start in range(0, windows, BLOCK):
             p = start + tl.arange(0, BLOCK)
-            real = p < positions
-            at = (p // OUT_WIDE * SH * WIDE + p % OUT_WIDE * SW) * CHANNELS
-            values = tl.load(base + at[:, None] + offset[None, :], mask=real[:, None] & inside[None, :], other=0.0)
-            high, wide = p // OUT_WIDE // POOL, p % OUT_WIDE // POOL
-            where = slopes + (high * (OUT_WIDE // POOL) + wide)[None, :] * OUTPUTS + o[:, None]
-            mine = (real & (high < OUT_HIGH // POOL) & (wide < OUT_WIDE // POOL))[None, :] & (o < OUTPUTS)[:, None]
+            real = p < windows
+            where = slopes + p[None, :] * OUTPUTS + o[:, None]
+            mine = real[None, :] & (o < OUTPUTS)[:, None]
             slope = tl.load(dy + where, mask=mine, other=0.0)
             if POOL > 1:
-                inner = p // OUT_WIDE % POOL * POOL + p % OUT_WIDE % POOL
                 chosen = tl.load(taken + where, mask=mine, other=255).to(tl.int32)
-                slope = tl.where(chosen == inner[None, :], slope, 0.0)
-            total = tl.dot(slope, values, total, input_precision=PRECISION)
+                slope = tl.where(chosen < POOL * POOL, slope, 0.0)
             shift += tl.sum(slope, 1)
+            for inner in tl.static_range(POOL * POOL):
+                high, wide = p // across * POOL + inner // POOL, p % across * POOL + inner % POOL
+                at = (high * SH * WIDE + wide * SW) * CHANNELS
+                values = tl.load(base + at[:, None] + offset[None, :], mask=real[:, None] & inside[None, :], other=0.0)
+                if POOL > 1:
+                    total = tl.dot(tl.where(chosen == inner, slope, 0.0), values, total, input_precision=PRECISION)
+                else:
+                    total = tl.dot(slope, values, total, input_precision=PRECISION)
         where = record * (OUTPUTS * CHANNELS * taps) + o[:, None] * (CHANNELS * taps) + k[None, :]
         tl.store(grads + where, total, mask=(o < OUTPUTS)[:, None] & inside[None, :])
         square = tl.sum(total * total)

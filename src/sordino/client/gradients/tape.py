@@ -96,6 +96,8 @@ class Tape:
         Buffers that are free again after the pass.
     lengths
         How many records of each row count, ``[rows]`` (one row where weights are shared); the rest is padding.
+    mixed
+        Whether activations and their gradients may be computed in TF32; never gradients of parameters and norms.
     squares
         ‖g_j‖² of the window's records, ``[window]`` from every group of parameters, to be added up.
     used
@@ -109,6 +111,7 @@ class Tape:
     window: tuple[int, int]
     scratch: Workspace
     lengths: Tensor
+    mixed: bool = False
     squares: list[Tensor] = field(default_factory=list)
     used: dict[str, int] = field(default_factory=dict)
     volume: int = 0
