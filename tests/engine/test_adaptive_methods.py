@@ -134,6 +134,30 @@ def test_both_phases_are_charged_and_together_spend_the_budget(digits):
         assert 0.97 * one["epsilon"] < one["spent_epsilon"] <= one["epsilon"]
 
 
+BESIDE = {"ask": {"name": "squared-norm", "batch": "step", "tau": 0.2, "margin": 0.0}}
+
+
+def test_a_first_phase_beside_the_gradients_is_one_event_with_them_and_sets_the_next_radius(digits):
+    clients = digits.with_budgets(100.0, delta=1e-4)
+    done = sd.train(clients, "logistic", get("adaptdp", BESIDE), rounds=3, steps=2, **SETTINGS)
+    assert [one["clip"] == 5.0 for one in done.metrics] == [True, False, False]
+    for one in done.privacy:
+        assert [(r["what"], r["count"]) for r in one["releases"]] == [("gradient+squared-norm", 6)]
+        assert 0.97 * one["epsilon"] < one["spent_epsilon"] <= one["epsilon"]
+
+
+def test_beside_the_gradients_the_radius_is_that_of_a_batch_of_its_own(least_squares):
+    """Weights held nearly still, so that a round's delay does not matter; τ and ν̃ as they are."""
+    clients = least_squares.with_budgets(8.0, delta=1e-4)
+    settings = {"rounds": 20, "batch": 100, "steps": 5, "lr": 1e-4, "clip": 2.0, "evaluate": 20}
+    plain = {"name": "squared-norm", "margin": 0.0}
+    own = sd.train(clients, line(), get("adaptdp", {"ask": plain}), **settings)
+    beside = sd.train(clients, line(), get("adaptdp", {"ask": {**plain, "batch": "step"}}), **settings)
+    radii = [np.mean([one["clip"] for one in done.metrics[1:]]) for done in (own, beside)]
+    assert radii[1] == pytest.approx(radii[0], rel=0.1)
+    assert radii[1] < 1.5, "the clip hides no difference"
+
+
 def test_the_quantiles_answer_is_charged_with_the_gradient_of_its_batch(digits):
     """One event: z_eff = (z⁻² + z_b⁻²)^(−1/2), so the gradient's own noise is larger than that of dp-fedavg."""
     done = sd.train(digits, "logistic", "quantile-clipping", rounds=3, steps=2, **SETTINGS)

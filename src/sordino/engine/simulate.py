@@ -17,6 +17,7 @@ from sordino.client.turn import Upload, Work, answer, take_turn
 from sordino.engine.checkpoint import Checkpoint
 from sordino.engine.clipping import watch_clipping
 from sordino.engine.evaluate import Observer
+from sordino.engine.keeping import Left, keep, kept_rows
 from sordino.errors import SordinoError
 from sordino.methods.asking import Ask
 from sordino.methods.plan import Plan
@@ -189,9 +190,13 @@ def _turns(setup: Setup, state: Checkpoint, opened: Opened) -> dict[str, Tensor]
     """Everyone's turn, chunk by chunk; the uploads by name, a row each."""
     start = Release.public(state.weights, "weights from the server")
     uploads: dict[str, Tensor] = {}
+    left: list[Left] = []
     for rows in chunks(setup.work, opened.permit.terms):
-        upload = _chunk(setup, state, opened.called.clients[rows], opened.permit.split(rows), start, opened.public)
+        clients = opened.called.clients[rows]
+        upload, after = _chunk(setup, state, clients, opened.permit.split(rows), start, opened.public)
         collect(uploads, upload, rows, len(opened.permit.terms))
+        left.append((clients, {name: after.value[name] for name in setup.work.local.state}))
+    keep(state, left)
     return uploads
 
 
@@ -224,28 +229,15 @@ def draw_rows(setup: Setup, clients: Index, permit: Permit) -> Rows:
 
 def _chunk(
     setup: Setup, state: Checkpoint, clients: Index, permit: Permit, start: Release, public: dict[str, Any]
-) -> Upload:
-    local, count = setup.work.local, len(setup.plan.clients)
-    where = torch.from_numpy(clients)
-    kept = {name: _client_state(state, name, count)[where].to(state.weights.device) for name in local.state}
+) -> tuple[Upload, Release]:
+    kept = kept_rows(state, setup.work.local.state, clients, len(setup.plan.clients))
     before = Release.public(kept, "state from earlier releases")
     rows = draw_rows(setup, clients, permit)
     try:
-        upload, after = take_turn(setup.work, rows, start, before, public, permit, setup.gate)
+        return take_turn(setup.work, rows, start, before, public, permit, setup.gate)
     except RuntimeError as error:
         names = ", ".join(sorted({t.client for t in permit.turns}))
         raise SordinoError(f"round {permit.turns[0].round}, local steps of {names}: {error}") from error
-    for name in local.state:
-        kept_now, table = after.value[name].to("cpu"), _client_state(state, name, count)
-        for row, client in enumerate(clients):  # a client drawn twice keeps what its last turn left
-            table[client] = kept_now[row]
-    return upload
-
-
-def _client_state(state: Checkpoint, name: str, clients: int) -> Tensor:
-    if name not in state.clients:
-        state.clients[name] = torch.zeros(clients, len(state.weights))
-    return state.clients[name]
 
 
 def _steps_left(setup: Setup, state: Checkpoint) -> Index:
