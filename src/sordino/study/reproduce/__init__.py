@@ -109,11 +109,8 @@ def run(
         "commit": commit(),
         "versions": versions(),
     }
-    if experiment.compute is not None:
-        entries = experiment.compute(quick)
-        counts = {"runs": 0, "trained": 0, "tuning": 0, "left": 0, "seeds": [], "notes": []}
-        about |= {**counts, "seconds": time.monotonic() - started}
-        return _written(Reproduction(experiment, entries, about, folder), [], store)
+    computed = experiment.compute(quick) if experiment.compute else []
+    about["seconds"] = time.monotonic() - started
     planned = experiment.planned(quick, seeds)
     wanted = matching(planned, only)
     stacked = where.type == "cuda" if stack is None else stack
@@ -124,41 +121,34 @@ def run(
         if not runner.finish(missing, "choosing values"):
             runner.finish(settle(wanted, chosen_values(experiment, wanted, store)[0]), "training")
     finally:  # whatever is there becomes a table, also when a person stops it
-        done = _collected(experiment, planned, store, about, workshop, folder)
+        done = _collected(Reproduction(experiment, computed, about, folder), planned, store, workshop)
     return done
 
 
-def _collected(
-    experiment: Experiment,
-    planned: tuple[Cell, ...],
-    store: Store,
-    about: dict[str, Any],
-    workshop: Workshop,
-    folder: Path,
-) -> Reproduction:
-    """The table of all finished runs, written."""
-    chosen, _ = chosen_values(experiment, planned, store)
-    settled = settle(planned, chosen)
-    tuning = {cell.id: cell for cells in tuning_cells(planned).values() for cell in cells}
-    shown = {cell.id: store.read(cell) for cell in settled}
-    known = {**{key: store.read(cell) for key, cell in tuning.items()}, **shown}
-    finished = [one for one in known.values() if one is not None]
-    diverged = sum(1 for one in shown.values() if one is not None and "diverged" in one)
+def _collected(begun: Reproduction, planned: tuple[Cell, ...], store: Store, workshop: Workshop) -> Reproduction:
+    """The table of what was computed and of all finished runs, written."""
+    experiment = begun.experiment
+    settled = settle(planned, chosen_values(experiment, planned, store)[0])
+    tuning = list({cell.id: cell for cells in tuning_cells(planned).values() for cell in cells}.values())
+    chose = [one for cell in tuning if (one := store.read(cell)) is not None]
+    shown = [(cell, one) for cell in settled if (one := store.read(cell)) is not None]
+    diverged = sum(1 for _, one in shown if "diverged" in one)
     notes = [f"Instead of {name}, which was not found, this used {words}." for name, words in workshop.replaced.items()]
     if diverged:
         notes.append(f"{diverged} runs diverged and are left out of the means.")
-    about |= {
+    finished = chose + [one for _, one in shown]
+    about = begun.about | {
         "runs": len(planned) + len(tuning),
         "left": len(planned) + len(tuning) - len(finished),
         "trained": len(finished),
-        "tuning": sum(1 for key in tuning if known[key] is not None),
-        "seeds": sorted({cell.seed for cell in settled if shown[cell.id] is not None}),
-        "seconds": sum(one["seconds"] for one in finished),
-        "hardware": ", ".join(sorted({one["hardware"] for one in finished})) or about["hardware"],
+        "tuning": len(chose),
+        "seeds": sorted({cell.seed for cell, _ in shown}),
+        "seconds": begun.about["seconds"] + sum(one["seconds"] for one in finished),
+        "hardware": ", ".join(sorted({one["hardware"] for one in finished})) or begun.about["hardware"],
         "notes": notes,
     }
-    entries = tables.measured(experiment, settled, store)
-    return _written(Reproduction(experiment, entries, about, folder), settled, store)
+    entries = begun.entries + tables.measured(experiment, settled, store)
+    return _written(Reproduction(experiment, entries, about, begun.folder), settled, store)
 
 
 def _written(done: Reproduction, cells: list[Cell], store: Store) -> Reproduction:

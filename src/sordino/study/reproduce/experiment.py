@@ -29,6 +29,7 @@ class Cell:
     training: keys of ``Training``.
     search: settings the paper does not give, with the values to try: ``{"lr": (0.1, 1.0), "clip.weight": (0.1, 0.5)}``.
         A name with a dot is an option of a part.
+    tune_at: what the searching runs put over data, budgets and training, where one setting chooses for several.
     chosen: the values of such settings that this run uses.
     tuning: whether the run only serves to choose.
     """
@@ -44,6 +45,7 @@ class Cell:
     parts: Mapping[str, Any] = field(default_factory=dict)
     model_options: Mapping[str, Any] = field(default_factory=dict)
     search: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    tune_at: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     chosen: Mapping[str, Any] = field(default_factory=dict)
     tuning: bool = False
     seed: int = 0
@@ -56,7 +58,7 @@ class Cell:
     @property
     def recipe(self) -> dict[str, Any]:
         """Everything that shapes the run, and nothing else: not where its number stands, nor what it is for."""
-        labels = ("block", "row", "column", "search", "tuning", "chosen")
+        labels = ("block", "row", "column", "search", "tune_at", "tuning", "chosen")
         return {key: value for key, value in asdict(self.settled).items() if key not in labels}
 
     @property
@@ -82,6 +84,12 @@ class Cell:
         options = {"name": before} if isinstance(before, str) else dict(before)
         return replace(self, parts={**self.parts, part: {**options, option: value}})
 
+    @property
+    def reference(self) -> Cell:
+        """The same run in the setting where values are searched."""
+        over = {key: {**(getattr(self, key) or {}), **values} for key, values in self.tune_at.items()}
+        return replace(self, **over) if over else self  # type: ignore[arg-type]
+
     def grid(self) -> Iterator[dict[str, Any]]:
         """Every combination of the searched values."""
         for values in itertools.product(*self.search.values()):
@@ -104,6 +112,7 @@ class Measure:
 
 
 ACCURACY = Measure("accuracy", "accuracy %, mean over clients", 100.0, ".1f", True)
+RECORDS = Measure("record_accuracy", "accuracy %, all clients' test records", 100.0, ".1f", True)
 WORST = Measure("worst_accuracy", "accuracy %, worst client", 100.0, ".1f", True)
 CENTRAL = Measure("central_accuracy", "test accuracy %", 100.0, ".1f", True)
 PSI = Measure("psi", "Ψ", 1.0, ".2g")
@@ -209,7 +218,7 @@ def tuning_cells(cells: Sequence[Cell]) -> dict[Place, list[Cell]]:
     for cell in cells:
         if cell.search and cell.place not in found:
             found[cell.place] = [
-                replace(cell, seed=seed, chosen=values, tuning=True, search={})
+                replace(cell.reference, seed=seed, chosen=values, tuning=True, search={})
                 for values in cell.grid()
                 for seed in TUNING_SEEDS
             ]

@@ -52,6 +52,9 @@ def figures(result: Mapping[str, Any], seconds: float, hardware: str) -> dict[st
         seen = [one[key] for one in rounds if one.get(key) is not None]
         if seen:
             final[f"best_{key}"] = max(seen)
+    by_client = result["final"].get("client_accuracy")
+    if by_client and None not in by_client:  # test sets are as large as training sets, client by client
+        final["record_accuracy"] = float(np.average(by_client, weights=result["study"]["sizes"]))
     if rounds:
         final["least_loss"] = min(one["loss"] for one in rounds)
     final |= _clipping(result["rounds"])

@@ -103,6 +103,8 @@ def grids(experiment: Experiment, entries: Sequence[Entry]) -> list[tuple[str, l
         inside = [entry for entry in entries if entry.place[0] == block]
         columns = list(dict.fromkeys(entry.place[2] for entry in inside))
         for measure in experiment.measures:
+            if all(entry.values.get(measure.key) is None for entry in inside):
+                continue
             heading = f"{block}: {measure.label}" if block else measure.label
             lines: Lines = []
             for row in dict.fromkeys(entry.place[1] for entry in inside):
@@ -187,7 +189,8 @@ def to_terminal(experiment: Experiment, entries: Sequence[Entry], about: Mapping
     parts: list[Any] = [Text(f"{experiment.name}: {experiment.title}", style="bold")]
     for heading, columns, rows in grids(experiment, entries):
         for some in _fitting(experiment.axes[0], columns, rows, width):
-            table = Table(title=heading, title_justify="left", header_style="bold", box=SIMPLE_HEAD)
+            parts.append(Text(f"\n{heading}", style="italic"))
+            table = Table(header_style="bold", box=SIMPLE_HEAD)
             table.add_column(experiment.axes[0], no_wrap=True)
             for k in some:
                 table.add_column(columns[k], justify="right", no_wrap=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sordino.study.reproduce.experiment import Experiment
-from sordino.study.reproduce.papers import robust_hdp, selection
+from sordino.study.reproduce.papers import fedfdp, robust_hdp, selection
 
-EXPERIMENTS: dict[str, Experiment] = {one.name: one for one in (*selection.EXPERIMENTS, *robust_hdp.EXPERIMENTS)}
+PAPERS = (selection, robust_hdp, fedfdp)
+EXPERIMENTS: dict[str, Experiment] = {one.name: one for paper in PAPERS for one in paper.EXPERIMENTS}

@@ -187,7 +187,7 @@ def probabilities_say(
         ranks = [np.argsort(np.argsort(one)) for one in (p / u, column("ε"))]
         said.append(
             f"{name}: ‖p − u‖₁ = {np.abs(p - u).sum():.3f}; least p = {p.min():.2g}; rank correlation of p/u with ε "
-            f"is {np.corrcoef(*ranks)[0, 1]:.2f}."
+            f"is {np.corrcoef(ranks[0], ranks[1])[0, 1]:.2f}."
         )
     return said
 
