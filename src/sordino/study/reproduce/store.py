@@ -58,6 +58,7 @@ def figures(result: Mapping[str, Any], seconds: float, hardware: str) -> dict[st
     if rounds:
         final["least_loss"] = min(one["loss"] for one in rounds)
     final |= _clipping(result["rounds"])
+    final |= {name: values[-1] for name, values in _observed(rounds).items() if values[-1] is not None}
     return {
         "final": final,
         "client_accuracy": result["final"].get("client_accuracy"),

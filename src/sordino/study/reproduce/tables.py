@@ -103,14 +103,16 @@ def grids(experiment: Experiment, entries: Sequence[Entry]) -> list[tuple[str, l
         inside = [entry for entry in entries if entry.place[0] == block]
         columns = list(dict.fromkeys(entry.place[2] for entry in inside))
         for measure in experiment.measures:
-            if all(entry.values.get(measure.key) is None for entry in inside):
+            numbers = [v for e in inside for v in (e.values.get(measure.key), published(experiment, e.place, measure))]
+            if all(value is None for value in numbers):
                 continue
             heading = f"{block}: {measure.label}" if block else measure.label
             lines: Lines = []
             for row in dict.fromkeys(entry.place[1] for entry in inside):
                 places = [(block, row, column) for column in columns]
                 lines += _lines(experiment, measure, row, [(place, table.get(place)) for place in places])
-            found.append((heading[0].upper() + heading[1:], columns, lines))
+            first = heading[0].upper() if heading[0].isascii() else heading[0]
+            found.append((first + heading[1:], columns, lines))
     return found
 
 
@@ -121,6 +123,8 @@ def _lines(experiment: Experiment, measure: Measure, row: str, cells: list[tuple
     shown = [measure.show(v) + (f" ± {measure.show(d)}" if d is not None else "") for v, d in zip(here, spread)]
     if all(value is None for value in there):
         return [(row, shown)]
+    if all(value is None for value in here):
+        return [(f"{row}, published", [measure.show(value) for value in there])]
     lines = [(f"{row}, published", [measure.show(value) for value in there]), (f"{row}, measured", shown)]
     if measure.scale == 100.0 or measure.more_is_better:
         gaps = [None if t is None or h is None else h - t for t, h in zip(there, here)]
