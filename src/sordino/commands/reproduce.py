@@ -63,6 +63,9 @@ def reproduce(
     only: Annotated[
         str | None, typer.Option(help="Only runs with these words in their labels: 'tight, Dist1|Dist2'.")
     ] = None,
+    reuse: Annotated[
+        list[Path] | None, typer.Option(help="Folder of another reproduction whose finished runs count too.")
+    ] = None,
     stack: Annotated[
         bool | None, typer.Option("--stack/--no-stack", help="Train runs that share a model together. Default: on GPU.")
     ] = None,
@@ -78,7 +81,16 @@ def reproduce(
     quiet = bool(context.find_root().params.get("quiet"))
     with Bar(quiet) as bar:
         done = study.run(
-            name, out, device=device, quick=quick, seeds=seeds, only=only, data=data, stack=stack, watch=bar
+            name,
+            out,
+            device=device,
+            quick=quick,
+            seeds=seeds,
+            only=only,
+            data=data,
+            reuse=reuse or (),
+            stack=stack,
+            watch=bar,
         )
     console = Console()
     console.print(done.terminal(console.width))

@@ -15,7 +15,7 @@ import datetime
 import difflib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,6 +74,7 @@ def run(
     seeds: int | None = None,
     only: str | Callable[[Cell], bool] | None = None,
     data: str | os.PathLike[str] | None = None,
+    reuse: Sequence[str | os.PathLike[str]] = (),
     stack: bool | None = None,
     rows: int = STACK_ROWS,
     minutes: float | None = None,
@@ -89,6 +90,7 @@ def run(
     seeds: how many, from 0 on; default: what the experiment says.
     only: the runs to make: words in their block, row, column or seed ("tight, Dist1|Dist2"), or a function of a cell.
     data: the folder of the data sets; default SORDINO_DATA, or ./data.
+    reuse: folders of other reproductions; a run that is finished there is not made again.
     stack: train runs that share data and model together; default: on a GPU. ``rows`` caps a stack.
     minutes: begin nothing new after so long; what was begun is finished.
     """
@@ -99,7 +101,8 @@ def run(
     folder = Path(out) if out is not None else Path("runs/reproduce") / (name + ("-quick" if quick else ""))
     folder.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
-    workshop, store = Workshop(None if data is None else Path(data), stand_in=quick), Store(folder)
+    workshop = Workshop(None if data is None else Path(data), stand_in=quick)
+    store = Store(folder, [Path(other) for other in reuse])
     about: dict[str, Any] = {
         "name": name,
         "title": experiment.title,

@@ -153,10 +153,13 @@ class Quick:
         training = {**cell.training, **self.training}
         parts = {**cell.parts, **self.parts.get(cell.method, {})}
         search = {k: tuple(values)[: self.grid] for k, values in cell.search.items() if k not in self.training}
+        small = {"data": self.data, "budgets": self.budgets, "training": self.training}
+        tune_at = {key: {**values, **small.get(key, {})} for key, values in cell.tune_at.items()}
         chosen: dict[str, Any] = {}
         if self.grid == 1:
             search, chosen = {}, {key: values[0] for key, values in search.items()}
-        return replace(cell, data=data, budgets=budgets, training=training, parts=parts, search=search, chosen=chosen)
+        changed = replace(cell, data=data, budgets=budgets, training=training, parts=parts)
+        return replace(changed, search=search, chosen={**cell.chosen, **chosen}, tune_at=tune_at)
 
 
 @dataclass(frozen=True)

@@ -52,12 +52,8 @@ class Workshop:
         settings = dict(cell.data)
         key = _text([settings, cell.budgets, cell.seed])
         if key not in self._federations:
-            name, options = settings.pop("name"), {**settings.pop("options", {})}
-            if options.get("records") is not None and name != "least-squares":
-                options["records_seed"] = cell.seed
-            elif name == "least-squares":
-                options["seed"] = cell.seed
-            dealt = self._set(name, options).partition(seed=cell.seed, **settings)
+            chosen = self._set(settings.pop("name"), settings.pop("options", {}))
+            dealt = chosen.partition(seed=cell.seed, **settings)
             if cell.budgets is not None:
                 dealt = dealt.with_budgets(seed=cell.seed, **cell.budgets)
             self._federations[key] = dealt

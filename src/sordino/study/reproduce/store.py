@@ -7,7 +7,7 @@ import math
 import os
 import platform
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,19 +24,25 @@ CURVES = ("accuracy", "worst_accuracy", "central_accuracy", "loss", "psi", "clip
 
 
 class Store:
-    """OUT/cells: a JSON file for every finished run."""
+    """OUT/cells: a JSON file for every finished run. ``reuse`` names other reproductions whose runs count too."""
 
-    def __init__(self, out: Path) -> None:
+    def __init__(self, out: Path, reuse: Sequence[Path] = ()) -> None:
         self.folder = out / "cells"
         self.folder.mkdir(parents=True, exist_ok=True)
+        self.places = (self.folder, *(other / "cells" for other in reuse))
+        self._known: dict[str, dict[str, Any]] = {}
 
     def read(self, cell: Cell) -> dict[str, Any] | None:
         """What is known of a run, or None while it is not finished."""
-        try:
-            found: dict[str, Any] = json.loads((self.folder / f"{cell.id}.json").read_text())
-        except (FileNotFoundError, json.JSONDecodeError):
-            return None
-        return found
+        name = cell.id
+        for place in self.places:
+            if name in self._known:
+                break
+            try:
+                self._known[name] = json.loads((place / f"{name}.json").read_text())
+            except (FileNotFoundError, json.JSONDecodeError):
+                continue
+        return self._known.get(name)
 
     def write(self, cell: Cell, figures: Mapping[str, Any]) -> None:
         """Keep a finished run; all of it or nothing reaches the disk."""

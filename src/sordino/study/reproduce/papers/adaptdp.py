@@ -40,7 +40,7 @@ class Task:
     rounds: int
     rates: tuple[float, ...]
     radii: tuple[float, ...]
-    evaluate: int = 10
+    evaluate: int = 25
 
     def dealt(self, clients: int = 2) -> dict[str, Any]:
         """So many clients with as many records each as two would have."""
@@ -349,8 +349,8 @@ EXPERIMENTS = (
         },
         differs=(
             "On this machine's CPU, one thread, with random pictures (time does not depend on what they show); the "
-            "paper does not say what one of its rounds contains. Peak memory, 2.10/1.62 GB for both in the paper, is not "
-            "measured here.",
+            "paper does not say what one of its rounds contains. Peak memory, 2.10/1.62 GB for both in the paper, is "
+            "not measured here.",
         ),
         compute=round_costs,
         axes=("method", "phase 1"),

@@ -89,7 +89,7 @@ def _cell(
         model=NETWORK,
         method=method,
         parts=parts,
-        training={"rounds": ROUNDS, "epochs": 1, "clip": CLIP, "lr": lr, "evaluate": 10},
+        training={"rounds": ROUNDS, "epochs": 1, "clip": CLIP, "lr": lr, "evaluate": 20},
     )
 
 
