@@ -227,9 +227,9 @@ def train(
 
 def train_prepared(ready: Prepared, device: str = "cpu", callbacks: Sequence[Callback] = ()) -> Run:
     """Train a prepared run with a ledger of its own that ends with it, as ``train`` does without a folder."""
-    with tempfile.TemporaryDirectory(prefix="sordino-") as scratch:
-        with Ledger(Path(scratch) / "ledger.db", durable=False) as book:
-            return _train(ready, book, None, torch_device(device), callbacks, None)
+    scratch = tempfile.TemporaryDirectory(prefix="sordino-")
+    with scratch as folder, Ledger(Path(folder) / "ledger.db", durable=False) as book:
+        return _train(ready, book, None, torch_device(device), callbacks, None)
 
 
 def _train(

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sordino.client.gradients.types import Graded
 
-MOST_RECORDS = 1 << 14
+MOST_RECORDS = 1 << 13
 """A larger stack keeps the device busy by itself."""
 
 MOST_GRAPHS = 8

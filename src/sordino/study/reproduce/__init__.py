@@ -78,6 +78,7 @@ def run(
     stack: bool | None = None,
     rows: int = STACK_ROWS,
     minutes: float | None = None,
+    precision: str = "float32",
     watch: Watch | None = None,
 ) -> Reproduction:
     """Reproduce a table or figure, or go on with it; writes table.md, table.csv, curves.csv and results.json into out.
@@ -93,6 +94,7 @@ def run(
     reuse: folders of other reproductions; a run that is finished there is not made again.
     stack: train runs that share data and model together; default: on a GPU. ``rows`` caps a stack.
     minutes: begin nothing new after so long; what was begun is finished.
+    precision: ``"mixed"`` lets a GPU compute activations in TF32; it is noted in results.json.
     """
     experiment = get(name)
     if seeds is not None and seeds < 1:
@@ -101,7 +103,7 @@ def run(
     folder = Path(out) if out is not None else Path("runs/reproduce") / (name + ("-quick" if quick else ""))
     folder.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
-    workshop = Workshop(None if data is None else Path(data), stand_in=quick)
+    workshop = Workshop(None if data is None else Path(data), stand_in=quick, precision=precision)
     store = Store(folder, [Path(other) for other in reuse])
     about: dict[str, Any] = {
         "name": name,
@@ -111,6 +113,7 @@ def run(
         "hardware": hardware(where),
         "commit": commit(),
         "versions": versions(),
+        "precision": precision,
     }
     computed = experiment.compute(quick) if experiment.compute else []
     about["seconds"] = time.monotonic() - started

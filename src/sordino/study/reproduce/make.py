@@ -28,6 +28,7 @@ class Workshop:
 
     folder: str | Path | None = None
     stand_in: bool = False
+    precision: str = "float32"
     replaced: dict[str, str] = field(default_factory=dict)
     """Data sets that something else stands in for, and what it is."""
     _sets: dict[str, Dataset] = field(default_factory=dict)
@@ -42,7 +43,7 @@ class Workshop:
         key = self._noise_key(cell, clients, method)
         known = self._noises.get(key)
         options = dict(cell.model_options)
-        ready = prepare(clients, cell.model, method, cell.seed, options, dict(cell.training), known)
+        ready = prepare(clients, cell.model, method, cell.seed, options, dict(cell.training), known, self.precision)
         if known is None:
             self._noises[key] = noises_of(ready.plan)
         return ready
