@@ -158,6 +158,56 @@ def test_beside_the_gradients_the_radius_is_that_of_a_batch_of_its_own(least_squ
     assert radii[1] < 1.5, "the clip hides no difference"
 
 
+@pytest.fixture(scope="module")
+def near_and_far():
+    """Two clients with least-squares records whose gradients differ by a factor of nine."""
+    generator = np.random.default_rng(1)
+    z = generator.standard_normal((1000, 10)).astype(np.float32) / math.sqrt(10)
+    y = (z @ generator.standard_normal(10)).astype(np.float32)
+    z[500:], y[500:] = 3 * z[500:], 3 * y[500:]
+    source = Dataset("artificial", z, y, "regression", None, np.ones(1000, bool))
+    halves = [np.arange(500), np.arange(500, 1000)]
+    made = source.partition("iid", clients=2, seed=0, test=0.0)
+    return replace(made, train=halves).with_budgets(2000.0, delta=1e-4)
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+@pytest.mark.parametrize(
+    ("method", "ask"),
+    [
+        ("adaptdp", {"name": "squared-norm", "margin": 0.0, "tau": 0.5}),
+        ("adaptdp", {"name": "squared-norm", "margin": 0.0, "tau": 0.5, "reach": 3.0}),
+        ("quantile-clipping", {"name": "under-radius", "rate": 0.5}),
+    ],
+)
+def test_every_client_may_have_a_radius_of_its_own(near_and_far, method, ask, steps):
+    """Each is what the client's own gradients make it; a common one lies between them. Weights stand still."""
+    settings = {"rounds": 30, "batch": 100, "steps": steps, "lr": 1e-5, "clip": 9.0, "evaluate": 30}
+    own = sd.train(near_and_far, line(), get(method, {"ask": {**ask, "per_client": True}}), **settings)
+    common = sd.train(near_and_far, line(), get(method, {"ask": ask}), **settings)
+    norms = np.abs(near_and_far.y) * np.linalg.norm(near_and_far.x, axis=1)
+    expected = [
+        np.median(norms[part]) if method == "quantile-clipping" else np.sqrt((np.minimum(norms[part], 9.0) ** 2).mean())
+        for part in near_and_far.train
+    ]
+    last = own.metrics[-1]
+    assert list(last["clips"].values()) == pytest.approx(expected, rel=0.3)
+    assert expected[0] < common.metrics[-1]["clip"] < expected[1]
+    assert "clips" not in common.metrics[-1]
+    if method == "quantile-clipping":
+        assert last["observer"]["clipped_share"] == pytest.approx(0.5, abs=0.12)
+
+
+def test_noise_follows_every_clients_own_radius(near_and_far):
+    """Declared variances, which aggregation rules weigh by, are in proportion to the squares of the radii."""
+    ask = {"name": "squared-norm", "margin": 0.0, "tau": 0.5, "per_client": True}
+    method = get("adaptdp", {"ask": ask, "aggregate": "declared-variance"})
+    done = sd.train(near_and_far, line(), method, rounds=2, batch=100, steps=2, lr=1e-3, clip=9.0)
+    for one in done.metrics:
+        radii, weights = (np.array(list(one[key].values())) for key in ("clips", "weights"))
+        assert weights[0] / weights[1] == pytest.approx((radii[1] / radii[0]) ** 2, rel=0.05)
+
+
 def test_the_quantiles_answer_is_charged_with_the_gradient_of_its_batch(digits):
     """One event: z_eff = (z⁻² + z_b⁻²)^(−1/2), so the gradient's own noise is larger than that of dp-fedavg."""
     done = sd.train(digits, "logistic", "quantile-clipping", rounds=3, steps=2, **SETTINGS)

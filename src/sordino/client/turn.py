@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sordino.client.ask import Question, scalar_piece
-from sordino.client.clip import Clip, Public, per_row
+from sordino.client.clip import Clip, Public, per_record, per_row
 from sordino.client.gradients import Engine, Graded
 from sordino.client.local import Local
 from sordino.client.rows import Rows
@@ -113,6 +113,7 @@ def _piece(work: Work, graded: Graded, public: Public, owner: Tensor | None, row
     def spread(v: Tensor) -> Tensor:
         return v[:, None] if owner is None else v[owner]
 
+    public = public if owner is None else per_record(public, owner, rows)
     factors = work.clip.factors(graded.losses, graded.norms, public)
     found = {"gradient": Piece(graded.norms, factors, graded.pull, spread)}
     if work.also:

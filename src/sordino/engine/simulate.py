@@ -12,12 +12,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sordino.client.clip import per_row
 from sordino.client.rows import Records, Rows
 from sordino.client.turn import Upload, Work, answer, take_turn
 from sordino.engine.checkpoint import Checkpoint
 from sordino.engine.clipping import watch_clipping
 from sordino.engine.evaluate import Observer
 from sordino.engine.keeping import Left, keep, kept_rows
+from sordino.engine.telling import told
 from sordino.errors import SordinoError
 from sordino.methods.asking import Ask
 from sordino.methods.plan import Plan
@@ -150,6 +152,8 @@ def close_round(setup: Setup, state: Checkpoint, opened: Opened, uploads: dict[s
     for ask in plan.method.ask:
         if ask.batch == "step":
             state.server = ask.conclude(uploads[ask.question.what][:, 0], facts, state.server)
+    if "update" not in uploads:  # nobody sent a whole one
+        uploads = {**uploads, "update": state.weights.new_zeros(len(called.clients), len(state.weights))}
     outcome = plan.method.aggregate(uploads["update"], facts, state.server)
     stepped = plan.method.server(state.weights, outcome.delta * plan.training.server_lr, outcome.state)
     state.weights, state.shown, state.server = stepped
@@ -181,7 +185,8 @@ def _ask(setup: Setup, state: Checkpoint, number: int, called: Round, ask: Ask, 
     for rows in chunks(setup.work, terms):
         part = permit.split(rows)
         drawn = draw_rows(setup, called.clients[rows], part)
-        answers[rows] = answer(setup.work, ask.question, drawn, start, public, part, setup.gate).value[:, 0]
+        heard = told(public, called.clients[rows])
+        answers[rows] = answer(setup.work, ask.question, drawn, start, heard, part, setup.gate).value[:, 0]
     state.server = ask.conclude(answers, _facts(setup, called, number, public, {}), state.server)
     return answers
 
@@ -201,10 +206,10 @@ def _turns(setup: Setup, state: Checkpoint, opened: Opened) -> dict[str, Tensor]
 
 
 def collect(uploads: dict[str, Tensor], upload: Upload, rows: Index, count: int) -> None:
-    """Put a chunk's uploads where its rows belong."""
+    """Put a chunk's uploads where its rows belong; what a row did not upload is zero."""
     for name, release in upload.parts.items():
         if name not in uploads:
-            uploads[name] = release.value.new_empty(count, *release.value.shape[1:])
+            uploads[name] = release.value.new_zeros(count, *release.value.shape[1:])
         uploads[name][torch.from_numpy(rows).to(release.value.device)] = release.value
 
 
@@ -234,7 +239,7 @@ def _chunk(
     before = Release.public(kept, "state from earlier releases")
     rows = draw_rows(setup, clients, permit)
     try:
-        return take_turn(setup.work, rows, start, before, public, permit, setup.gate)
+        return take_turn(setup.work, rows, start, before, told(public, clients), permit, setup.gate)
     except RuntimeError as error:
         names = ", ".join(sorted({t.client for t in permit.turns}))
         raise SordinoError(f"round {permit.turns[0].round}, local steps of {names}: {error}") from error
@@ -306,11 +311,20 @@ def _clipping(setup: Setup, state: Checkpoint, opened: Opened) -> dict[str, Any]
     plan, clip = setup.plan, setup.work.clip
     if not clip.moves or not plan.method.private:
         return {}
-    found: dict[str, Any] = {"clip": float(clip.bound(opened.public))}
+    radii = _radii(setup, opened.called, opened.public)
+    found: dict[str, Any] = {"clip": float(radii.mean())}
+    if len(set(radii.tolist())) > 1:
+        found["clips"] = {plan.clients[i].name: c for i, c in zip(opened.called.clients, radii.tolist())}
     if is_time(plan, opened.number):
         seen = watch_clipping(setup.work, setup.records, setup.train, state.weights, opened.public)
         found["observer"] = seen | {"note": "seen in simulation, not released"}
     return found
+
+
+def _radii(setup: Setup, called: Round, public: dict[str, Any]) -> NDArray[np.float64]:
+    """C of every row."""
+    bound = setup.work.clip.bound(told(public, called.clients))
+    return per_row(bound, len(called.clients), torch.zeros((), dtype=torch.float64)).numpy()
 
 
 def _facts(
@@ -324,7 +338,8 @@ def _facts(
     plan = setup.plan
     clients = [plan.clients[i] for i in called.clients]
     steps = np.array([one.count for one in terms or [c.terms for c in clients]], dtype=np.float64)
-    variances = plan.variances(float(setup.work.clip.bound(public)) if plan.method.private else None)[called.clients]
+    variances = plan.variances(1.0 if plan.method.private else None)[called.clients]
+    variances = variances * (_radii(setup, called, public) ** 2 if plan.method.private else 1.0)
     variances = variances * steps / np.array([c.terms.count for c in clients])
     known = {"oracle_variances": variances, "lr": plan.training.lr, "clients": len(plan.clients)}
     known |= {"clip": public["clip"], "rounds": plan.schedule.rounds, "server_lr": plan.training.server_lr}

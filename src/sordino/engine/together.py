@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,6 +32,7 @@ from sordino.engine.simulate import (
     open_round,
     turns_taken,
 )
+from sordino.engine.telling import EACH, told
 from sordino.errors import BadInput
 from sordino.privacy.gate import Permit
 from sordino.privacy.generators import Batches
@@ -64,6 +66,12 @@ class Seat:
         """
         work = self.setup.work
         return work.clip.name, work.local.name, *map(id, work.also), frozenset(self.opened.public)
+
+    @property
+    def public(self) -> dict[str, Any]:
+        """What was broadcast to this row: its own row of what differs between clients, without the axis of rows."""
+        heard = told(self.opened.public, self.opened.called.clients[[self.place]])
+        return {name: value[0] if EACH + name in self.opened.public else value for name, value in heard.items()}
 
     def batches(self) -> Batches:
         """The row's batches, as positions among the records of all runs."""
@@ -127,7 +135,7 @@ def _chunk(
     begin = 0
     for place, runs in enumerate(kinds):
         work, rows = runs[0][0].setup.work, slice(begin, begin + sum(map(len, runs)))
-        public = columns([seat.opened.public for run in runs for seat in run], start)
+        public = columns([seat.public for run in runs for seat in run], start)
         parts.append(Part(rows, work, public))
         state |= labelled(place, _state_of(runs))
         begin = rows.stop
@@ -159,11 +167,11 @@ def _state_of(runs: Sequence[Sequence[Seat]]) -> dict[str, Tensor]:
 
 
 def _collect(found: dict[str, Tensor], seats: Sequence[Seat], sent: dict[str, Tensor]) -> None:
-    """Put the uploads of some of a run's rows where they belong."""
+    """Put the uploads of some of a run's rows where they belong; what a row did not upload is zero."""
     places = torch.tensor([seat.place for seat in seats], device=seats[0].state.weights.device)
     for name, values in sent.items():
         if name not in found:
-            found[name] = values.new_empty(len(seats[0].opened.called.clients), *values.shape[1:])
+            found[name] = values.new_zeros(len(seats[0].opened.called.clients), *values.shape[1:])
         found[name][places] = values
 
 

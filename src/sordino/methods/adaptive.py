@@ -35,7 +35,7 @@ def squared_norm(
     reach: κ, with which the bound Ĝ follows the radius.
     batch: ``own``: before the step, from a batch of its own, for this round's radius (the paper); ``step``: from the
         gradients' own batches, whose norms are known anyway, for the next round's (ours: no pass of its own).
-    options: of ``radius.root_mean_square``: tau, floor, chance, margin, weigh.
+    options: of ``radius.root_mean_square``: tau, floor, chance, margin, weigh, per_client.
     """
     if reach is not None:
         options = {**options, "reach": reach}
@@ -46,7 +46,7 @@ def squared_norm(
 def under_radius(share: float = 0.05, **options: Any) -> tuple[Ask, ...]:
     """The share of records under the radius, released beside every step's gradient, moves the next round's radius.
 
-    Options of ``radius.quantile``: target, rate, weigh.
+    Options of ``radius.quantile``: target, rate, weigh, per_client.
     """
     conclude = partial(radius.quantile, **_known(radius.quantile, options))
     return (Ask(adaptive.under_radius(), conclude, batch="step", share=share),)

@@ -191,7 +191,7 @@ def defended(*, refuse_small: bool = False) -> Callable[[Inner], Callable[..., O
             for name in options:
                 if name not in known:
                     has = f"use {', '.join(known)}" if known else "it has none"
-                    raise BadInput(f"{inner.__name__.replace('_', '-')} has no option {name!r}: {has}")
+                    raise BadInput(f"{inner.__name__.strip('_').replace('_', '-')} has no option {name!r}: {has}")
             screened = screen(updates, facts, refuse_small=refuse_small)
             if len(screened.kept) == 0:
                 lines = [*screened.lines, f"round {facts.round}: no update could be used, the model stays as it is"]
