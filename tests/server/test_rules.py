@@ -1,6 +1,8 @@
 """Aggregation rules over a round's rows: each against a plain reference in loops, with memory and participation."""
 
 import json
+import math
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -342,7 +344,7 @@ class TestPfaPlus:
         first, second = (round_of(self.FACTS, dimension=SIZE, seed=seed) for seed in (1, 2))
         warm = rules.pfa_plus(first, self.FACTS, {}, directions=2)
         torch.testing.assert_close(warm.delta, rules.pfa(first, self.FACTS, {}, directions=2).delta)
-        basis = warm.state["pfa_basis"]
+        basis = warm.state[projected.BASIS]
         outcome = rules.pfa_plus(second, self.FACTS, warm.state, directions=2)
         private = (0.5 * second[0] + 0.6 * second[1] + 0.4 * second[2]) / 1.5
         public = (5.0 * second[3] + 6.0 * second[4] + 5.5 * second[5]) / 16.5
@@ -357,14 +359,29 @@ class TestPfaPlus:
         """Private rows that hold only what k numbers per tensor say give the very same step."""
         first, second = (round_of(self.FACTS, dimension=SIZE, seed=seed) for seed in (1, 2))
         state = rules.pfa_plus(first, self.FACTS, {}, directions=2).state
-        sent = projected.coefficients(second[:3], state["pfa_basis"], LAYOUT)
+        sent = projected.coefficients(second[:3], state[projected.BASIS], LAYOUT)
         assert sent.shape == (3, 2 * len(LAYOUT))
-        rows = torch.cat([projected.expand(sent, state["pfa_basis"], LAYOUT), second[3:]])
+        rows = torch.cat([projected.expand(sent, state[projected.BASIS], LAYOUT), second[3:]])
         whole, short = (rules.pfa_plus(u, self.FACTS, state, directions=2).delta for u in (second, rows))
         torch.testing.assert_close(short, whole, rtol=1e-4, atol=1e-6)
 
+    def test_what_a_client_uploads_is_what_it_was_told_and_a_broken_one_is_refused(self):
+        first, second = (round_of(self.FACTS, dimension=SIZE, seed=seed) for seed in (1, 2))
+        state = rules.pfa_plus(first, self.FACTS, {}, directions=2).state
+        assert state[projected.PRIVATE][:, 0].tolist() == [1.0, 1.0, 1.0, 0.0, 0.0, 0.0]
+        sent = projected.coefficients(second, state[projected.BASIS], LAYOUT)
+        sent[3:], rows = 0.0, second.clone()
+        rows[:3] = 0.0
+        whole = rules.pfa_plus(second, self.FACTS, state, directions=2).delta
+        heard = replace(self.FACTS, extra={**self.FACTS.extra, "coefficients": sent})
+        torch.testing.assert_close(rules.pfa_plus(rows, heard, state, directions=2).delta, whole, rtol=1e-4, atol=1e-6)
+        sent[1] = math.nan
+        assert torch.isfinite(rules.pfa_plus(rows, heard, state, directions=2).delta).all()
+
     def test_the_basis_is_orthonormal_in_every_tensor_or_zero(self):
-        basis = rules.pfa_plus(round_of(self.FACTS, dimension=SIZE), self.FACTS, {}, directions=3).state["pfa_basis"]
+        basis = rules.pfa_plus(round_of(self.FACTS, dimension=SIZE), self.FACTS, {}, directions=3).state[
+            projected.BASIS
+        ]
         for part in projected.tensors(LAYOUT, SIZE):
             inner = basis[part].T @ basis[part]
             expected = torch.diag(torch.tensor([1.0, 1.0, 0.0]))  # three centred updates have two directions

@@ -106,7 +106,7 @@ def load_checkpoint(path: Path, device: torch.device) -> Checkpoint:
             names = [name for name in file.keys() if not name.startswith("client/")]  # noqa: SIM118
             tensors = {name: file.get_tensor(name).to(device) for name in names}
             clients = {
-                name.removeprefix("client/"): _table(file.get_slice(name))
+                name.removeprefix("client/"): _table(file.get_slice(name), device)
                 for name in file.keys()  # noqa: SIM118
                 if name.startswith("client/")
             }
@@ -125,9 +125,10 @@ def load_checkpoint(path: Path, device: torch.device) -> Checkpoint:
     )
 
 
-def _table(stored: Any) -> Table:
+def _table(stored: Any, device: torch.device) -> Table:
     """A client table from a checkpoint, read in pieces."""
-    found = Table(*stored.get_shape())
-    for rows, place in found.pieces():
-        place.copy_(stored[rows])
+    rows, width = stored.get_shape()
+    found = Table(rows, width, device)
+    for some, place in found.pieces():
+        place.copy_(stored[some])
     return found

@@ -19,6 +19,7 @@ from sordino.client.rows import Records
 from sordino.client.turn import Work, take_turn
 from sordino.engine.checkpoint import Checkpoint
 from sordino.engine.simulate import Index, Setup, draw_rows, open_round, turns_taken
+from sordino.engine.telling import told
 from sordino.errors import BadInput, SordinoError
 from sordino.privacy.gate import Gate, Permit, Piece, bounded
 from sordino.privacy.generators import Source, Turn
@@ -194,7 +195,9 @@ def _turn(
             {name: value.to(state.weights.device) for name, value in kept.items()}, "state from earlier releases"
         )
         start = Release.public(state.weights, "weights from the server")
-        upload, _ = take_turn(_watched(setup.work, watch), rows, start, before, public, permit, glass.gate)
+        upload, _ = take_turn(
+            _watched(setup.work, watch), rows, start, before, told(public, clients), permit, glass.gate
+        )
     except Exception as error:
         where = f"client {turn.client!r}, round {turn.round}, step {watch.step}, {watch.stage}"
         raise SordinoError(f"{where}: {type(error).__name__}: {error}") from error

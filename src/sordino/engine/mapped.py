@@ -21,6 +21,11 @@ from sordino.client.rows import Records
 MAPPED_BYTES = 1 << 28
 """A matrix larger than this lives in a scratch file (in TMPDIR) instead of memory."""
 
+GPU_BYTES = 1 << 32
+"""A larger table of what clients keep leaves the GPU's memory."""
+
+CPU = torch.device("cpu")
+
 GIVEN_BACK = 1 << 26
 """Bytes read or written after which mapped pages are given back."""
 
@@ -77,15 +82,15 @@ def _tensor(array: NDArray[np.generic]) -> Tensor:
 class Table:
     """A matrix [rows, width] of float32 that starts at zero, in memory or, beyond ``MAPPED_BYTES``, in a scratch file.
 
-    The file has no name and goes when the table goes.
+    The file has no name and goes when the table goes. On a GPU the limit is ``GPU_BYTES``.
     """
 
-    def __init__(self, rows: int, width: int) -> None:
+    def __init__(self, rows: int, width: int, device: torch.device = CPU) -> None:
         self.shape = (rows, width)
         self._pages: Pages | None = None
         size = 4 * rows * width
-        if size <= MAPPED_BYTES:
-            self.values = torch.zeros(rows, width)
+        if size <= (MAPPED_BYTES if device.type == "cpu" else GPU_BYTES):
+            self.values = torch.zeros(rows, width, device=device)
             return
         with tempfile.TemporaryFile(prefix="sordino-table-") as file:
             file.truncate(size)
@@ -100,14 +105,15 @@ class Table:
 
     def read(self, rows: NDArray[np.int64]) -> Tensor:
         """A copy of these rows."""
-        found = self.values[torch.from_numpy(rows)]
+        found = self.values[torch.from_numpy(rows).to(self.values.device)]
         self._touched(len(rows))
         return found
 
     def write(self, rows: NDArray[np.int64], values: Tensor) -> None:
         """Put these rows where they belong; of a row that comes twice the last one stays."""
         last = {int(row): i for i, row in enumerate(rows)}
-        self.values[torch.tensor(list(last))] = values[list(last.values())].to("cpu")
+        where, chosen = torch.tensor(list(last)), torch.tensor(list(last.values()))
+        self.values[where.to(self.values.device)] = values[chosen.to(values.device)].to(self.values.device)
         self._touched(len(rows))
 
     def pieces(self) -> Iterator[tuple[slice, Tensor]]:

@@ -12,13 +12,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sordino.client.clip import per_row
 from sordino.client.rows import Records, Rows
 from sordino.client.turn import Upload, Work, answer, take_turn
 from sordino.engine.checkpoint import Checkpoint
 from sordino.engine.clipping import watch_clipping
 from sordino.engine.evaluate import Observer
+from sordino.engine.keeping import Left, keep, kept_rows
 from sordino.engine.mapped import Table
 from sordino.engine.sharded import Shard
+from sordino.engine.telling import told
 from sordino.errors import SordinoError
 from sordino.methods.asking import Ask
 from sordino.methods.plan import Plan
@@ -154,6 +157,8 @@ def close_round(setup: Setup, state: Checkpoint, opened: Opened, uploads: dict[s
     for ask in plan.method.ask:
         if ask.batch == "step":
             state.server = ask.conclude(uploads[ask.question.what][:, 0], facts, state.server)
+    if "update" not in uploads:  # nobody sent a whole one
+        uploads = {**uploads, "update": state.weights.new_zeros(len(called.clients), len(state.weights))}
     outcome = plan.method.aggregate(uploads["update"], facts, state.server)
     rate = plan.training.server_lr
     stepped = plan.method.server(state.weights, outcome.delta if rate == 1 else outcome.delta * rate, outcome.state)
@@ -191,7 +196,8 @@ def _ask(setup: Setup, state: Checkpoint, number: int, called: Round, ask: Ask, 
     for rows in _own_chunks(setup, called.clients, terms):
         part = permit.split(rows)
         drawn = draw_rows(setup, called.clients[rows], part)
-        answers[rows] = answer(setup.work, ask.question, drawn, start, public, part, setup.gate).value[:, 0]
+        heard = told(public, called.clients[rows])
+        answers[rows] = answer(setup.work, ask.question, drawn, start, heard, part, setup.gate).value[:, 0]
     answers = answers if setup.shard is None else setup.shard.summed(answers)
     state.server = ask.conclude(answers, _facts(setup, called, number, public, {}), state.server)
     return answers
@@ -203,9 +209,17 @@ def _turns(setup: Setup, state: Checkpoint, opened: Opened) -> dict[str, Any]:
     facts = _facts(setup, opened.called, opened.number, opened.public, {}, opened.permit.terms)
     added = Running.of(setup.plan.method.aggregate, facts, setup.work.engine.dimension)
     uploads: dict[str, Any] = {} if added is None else {"update": added}
+    left: list[Left] = []
+    twice = len(np.unique(opened.called.clients)) < len(opened.called.clients)
     for rows in _own_chunks(setup, opened.called.clients, opened.permit.terms):
-        upload = _chunk(setup, state, opened.called.clients[rows], opened.permit.split(rows), start, opened.public)
+        clients = opened.called.clients[rows]
+        upload, after = _chunk(setup, state, clients, opened.permit.split(rows), start, opened.public)
         collect(uploads, upload, rows, len(opened.permit.terms))
+        left.append((clients, {name: after.value[name] for name in setup.work.local.state}))
+        if not twice:  # with copies of a client, what turns left is kept after all of them
+            keep(state, left)
+            left = []
+    keep(state, left)
     return uploads if setup.shard is None else setup.shard.joined(uploads, len(opened.permit.terms), state.weights)
 
 
@@ -217,7 +231,7 @@ def _own_chunks(setup: Setup, clients: Index, terms: list[Terms]) -> Iterator[In
 
 
 def collect(uploads: dict[str, Any], upload: Upload, rows: Index, count: int) -> None:
-    """Put a chunk's uploads where its rows belong."""
+    """Put a chunk's uploads where its rows belong; what a row did not upload is zero."""
     for name, release in upload.parts.items():
         if isinstance(uploads.get(name), Running):
             uploads[name].add(rows, release.value)
@@ -249,32 +263,22 @@ def draw_rows(setup: Setup, clients: Index, permit: Permit) -> Rows:
     for turn, terms, i in zip(permit.turns, permit.terms, clients):
         records = setup.plan.clients[i].records
         drawn = setup.gate.source.batches(turn, terms.what, terms.sampling, records, terms.count)
-        batches.append([setup.train[i][one] for one in drawn])
+        batches.append(drawn.of(setup.train[i]))
     return Rows(permit.turns, batches, setup.records)
 
 
 def _chunk(
     setup: Setup, state: Checkpoint, clients: Index, permit: Permit, start: Release, public: dict[str, Any]
-) -> Upload:
-    local, count = setup.work.local, len(setup.plan.clients)
-    kept = {name: _client_state(state, name, count).read(clients).to(state.weights.device) for name in local.state}
+) -> tuple[Upload, Release]:
+    kept = kept_rows(state, setup.work.local.state, clients, len(setup.plan.clients))
     before = Release.public(kept, "state from earlier releases")
     rows = draw_rows(setup, clients, permit)
     try:
-        upload, after = take_turn(setup.work, rows, start, before, public, permit, setup.gate)
+        return take_turn(setup.work, rows, start, before, told(public, clients), permit, setup.gate)
     except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
         from sordino.engine.debug import explain  # which looks through this module's loop
 
         raise SordinoError(explain(setup, state, clients, permit, public, error)) from error
-    for name in local.state:  # a client drawn twice keeps what its last turn left
-        _client_state(state, name, count).write(clients, after.value[name])
-    return upload
-
-
-def _client_state(state: Checkpoint, name: str, clients: int) -> Table:
-    if name not in state.clients:
-        state.clients[name] = Table(clients, len(state.weights))
-    return state.clients[name]
 
 
 def _steps_left(setup: Setup, state: Checkpoint) -> Index:
@@ -343,11 +347,20 @@ def _clipping(setup: Setup, state: Checkpoint, opened: Opened) -> dict[str, Any]
     plan, clip = setup.plan, setup.work.clip
     if not clip.moves or not plan.method.private:
         return {}
-    found: dict[str, Any] = {"clip": float(clip.bound(opened.public))}
+    radii = _radii(setup, opened.called, opened.public)
+    found: dict[str, Any] = {"clip": float(radii.mean())}
+    if len(set(radii.tolist())) > 1:
+        found["clips"] = {plan.clients[i].name: c for i, c in zip(opened.called.clients, radii.tolist())}
     if is_time(plan, opened.number):
         seen = watch_clipping(setup.work, setup.records, setup.train, state.weights, opened.public)
         found["observer"] = seen | {"note": "seen in simulation, not released"}
     return found
+
+
+def _radii(setup: Setup, called: Round, public: dict[str, Any]) -> NDArray[np.float64]:
+    """C of every row."""
+    bound = setup.work.clip.bound(told(public, called.clients))
+    return per_row(bound, len(called.clients), torch.zeros((), dtype=torch.float64)).numpy()
 
 
 def _facts(
@@ -361,7 +374,8 @@ def _facts(
     plan = setup.plan
     clients = [plan.clients[i] for i in called.clients]
     steps = np.array([one.count for one in terms or [c.terms for c in clients]], dtype=np.float64)
-    variances = plan.variances(float(setup.work.clip.bound(public)) if plan.method.private else None)[called.clients]
+    variances = plan.variances(1.0 if plan.method.private else None)[called.clients]
+    variances = variances * (_radii(setup, called, public) ** 2 if plan.method.private else 1.0)
     variances = variances * steps / np.array([c.terms.count for c in clients])
     known = {"oracle_variances": variances, "lr": plan.training.lr, "clients": len(plan.clients)}
     known |= {"clip": public["clip"], "rounds": plan.schedule.rounds, "server_lr": plan.training.server_lr}

@@ -11,6 +11,7 @@ from typing import Any
 from sordino.client.ask import capped_loss
 from sordino.client.clip import flat
 from sordino.client.local import sgd
+from sordino.client.projected import projected
 from sordino.errors import BadInput
 from sordino.methods import adaptive, fairness, selection
 from sordino.methods.asking import Ask
@@ -29,7 +30,7 @@ PARTS: dict[str, dict[str, Any]] = {
         "power-of-choice": selection.power_of_choice,
     },
     "ask": {**adaptive.ASKS, **fairness.ASKS},
-    "local": {"sgd": sgd, **adaptive.LOCALS, **fairness.LOCALS},
+    "local": {"sgd": sgd, "projected": projected, **adaptive.LOCALS, **fairness.LOCALS},
     "clip": {"flat": flat, **adaptive.CLIPS, **fairness.CLIPS},
     "aggregate": {**rules.RULES, **adaptive.RULES, **fairness.RULES},
     "server": {**after.STEPS, **adaptive.STEPS},
@@ -117,7 +118,12 @@ BUILT_IN = (
     ),
     _combined("weiavg", "Updates weighted by ε."),
     _combined("pfa", "Noisy updates projected on the directions of the less noisy ones."),
-    _combined("pfa-plus", "PFA in the basis of the round before: private clients upload a few coefficients."),
+    Method(
+        "pfa-plus",
+        local=projected(),
+        aggregate=rules.RULES["pfa-plus"],
+        summary="PFA in the basis of the round before: private clients upload a few coefficients.",
+    ),
     _combined("robust-hdp", "Noise estimated by principal component pursuit; updates weighted by its inverse."),
     _combined("factor-hdp", "Noise estimated by factor analysis; updates weighted by its inverse (ours)."),
     _combined("random-effects", "Weights 1/(σ² + τ²): noise against how much clients differ (ours)."),

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
-from typing import NamedTuple, NoReturn, Protocol
+from typing import NamedTuple, NoReturn, Protocol, overload
 
 import numpy as np
 import torch
@@ -34,6 +35,34 @@ Streams = Callable[[int, int], np.random.Generator]
 """The stream of a row and a block of its columns."""
 
 
+@dataclass(frozen=True)
+class Batches(Sequence[Indices]):
+    """Consecutive batches as one flat vector: batch k is ``positions[ends[k-1]:ends[k]]``."""
+
+    positions: Indices
+    ends: Indices
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    @overload
+    def __getitem__(self, step: int) -> Indices: ...
+
+    @overload
+    def __getitem__(self, step: slice) -> list[Indices]: ...
+
+    def __getitem__(self, step: int | slice) -> Indices | list[Indices]:
+        if isinstance(step, slice):
+            return [self[k] for k in range(*step.indices(len(self)))]
+        if not 0 <= step < len(self.ends):
+            raise IndexError(step)
+        return self.positions[self.ends[step - 1] if step else 0 : self.ends[step]]
+
+    def of(self, records: Indices) -> Batches:
+        """The same batches with positions among ``records`` in place of their own."""
+        return Batches(records[self.positions], self.ends)
+
+
 class Turn(NamedTuple):
     """One participation: what a stream is keyed by, and what a charge is booked under.
 
@@ -51,7 +80,7 @@ class Source(Protocol):
 
     simulated: bool
 
-    def batches(self, turn: Turn, what: str, sampling: Sampling, records: int, count: int) -> list[Indices]:
+    def batches(self, turn: Turn, what: str, sampling: Sampling, records: int, count: int) -> Batches:
         """``count`` independent batches of record positions in [0, records)."""
 
     def normal(self, turns: list[Turn], what: str, step: int, out: Tensor, scale: Tensor | None = None) -> Tensor:
@@ -61,7 +90,7 @@ class Source(Protocol):
         """
 
 
-def draw(generator: np.random.Generator, sampling: Sampling, records: int, count: int) -> list[Indices]:
+def draw(generator: np.random.Generator, sampling: Sampling, records: int, count: int) -> Batches:
     """``count`` batches of positions.
 
     Guarantees: Poisson includes every record by a coin of its own; fixed is uniform among subsets of that size; draws
@@ -71,11 +100,12 @@ def draw(generator: np.random.Generator, sampling: Sampling, records: int, count
         return _coins(generator, sampling.rate, records, count)
     if sampling.scheme is Scheme.FIXED:
         size = round(sampling.rate * records)
-        return [np.sort(generator.choice(records, size, replace=False, shuffle=False)) for _ in range(count)]
-    return [np.arange(records)] * count
+        drawn = [np.sort(generator.choice(records, size, replace=False, shuffle=False)) for _ in range(count)]
+        return Batches(np.concatenate(drawn), size * np.arange(1, count + 1))
+    return Batches(np.tile(np.arange(records), count), records * np.arange(1, count + 1))
 
 
-def _coins(generator: np.random.Generator, rate: float, records: int, count: int) -> list[Indices]:
+def _coins(generator: np.random.Generator, rate: float, records: int, count: int) -> Batches:
     """Heads of ``count`` × ``records`` independent coins, found by the geometric gaps between them.
 
     The gaps of a Bernoulli process are independent geometric variables, so this is the same draw as tossing every
@@ -91,8 +121,7 @@ def _coins(generator: np.random.Generator, rate: float, records: int, count: int
         last = int(marks[-1][-1])
     heads = np.concatenate(marks)
     heads = heads[: np.searchsorted(heads, total)]
-    ends = np.searchsorted(heads, records * np.arange(1, count))
-    return np.split(heads % records, ends)
+    return Batches(heads % records, np.searchsorted(heads, records * np.arange(1, count + 1)))
 
 
 def normals(stream: np.random.Generator, out: NDArray[np.float32]) -> None:
@@ -155,13 +184,21 @@ class Keyed:
 
     def __init__(self, run: str) -> None:
         self.run = run
+        self._held: tuple[list[Turn], str, Tensor] | None = None
 
     def _key(self, turn: Turn, what: str, purpose: str, step: int) -> NDArray[np.uint64]:
         parts = (turn.run or self.run, turn.client, str(turn.round), str(turn.copy), what, purpose, str(step))
         text = b"".join(len(p.encode()).to_bytes(4, "big") + p.encode() for p in parts)
         return np.frombuffer(blake2b(text, digest_size=16).digest(), dtype=np.uint64)
 
-    def batches(self, turn: Turn, what: str, sampling: Sampling, records: int, count: int) -> list[Indices]:
+    def _keys_on(self, turns: list[Turn], what: str, device: torch.device) -> Tensor:
+        """A key for every turn, on the device; steps are counted there, so that a turn of K steps hashes once."""
+        if self._held is None or self._held[0] is not turns or self._held[1] != what:
+            keys = np.array([self._key(turn, what, "noise", -1)[0] for turn in turns]).view(np.int64)
+            self._held = (turns, what, torch.from_numpy(keys).to(device))
+        return self._held[2]
+
+    def batches(self, turn: Turn, what: str, sampling: Sampling, records: int, count: int) -> Batches:
         """``count`` batches of one turn: consecutive, non-overlapping parts of the turn's sampling stream."""
         key = self._key(turn, what, "sampling", 0)
         return draw(np.random.Generator(np.random.Philox(key=key)), sampling, records, count)
@@ -172,17 +209,17 @@ class Keyed:
         Guarantees: block k of a row is Philox with the row's key and a counter from k·2¹²⁸: a draw depends on its key
         and column alone, and no two blocks overlap.
         """
-        keys = [self._key(turn, what, "noise", step) for turn in turns]
         if out.device.type == "cuda" and out.dtype == torch.float32 and out.is_contiguous():
             from sordino.privacy import noise_cuda  # needs triton, which comes with CUDA builds of torch only
 
-            seeds = torch.from_numpy(np.array([key[0] for key in keys]).view(np.int64)).to(out.device)
+            keys = self._keys_on(turns, what, out.device)
             if scale is None:
-                return noise_cuda.fill(out, seeds)
-            return _add(out, noise_cuda.fill(torch.empty_like(out), seeds), scale)
+                return noise_cuda.fill(out, keys, step)
+            return _add(out, noise_cuda.fill(torch.empty_like(out), keys, step), scale)
+        keys_of = [self._key(turn, what, "noise", step) for turn in turns]
 
         def stream(row: int, block: int) -> np.random.Generator:
-            return np.random.Generator(np.random.Philox(key=keys[row], counter=block << 128))
+            return np.random.Generator(np.random.Philox(key=keys_of[row], counter=block << 128))
 
         return _pour(out, stream, scale)
 
@@ -211,7 +248,7 @@ class Secret:
             self._rekey()
         return self._generator
 
-    def batches(self, turn: Turn, what: str, sampling: Sampling, records: int, count: int) -> list[Indices]:
+    def batches(self, turn: Turn, what: str, sampling: Sampling, records: int, count: int) -> Batches:
         """``count`` batches that nobody can redo."""
         return draw(self._own(), sampling, records, count)
 

@@ -221,7 +221,7 @@ def defended(
             for name in options:
                 if name not in known:
                     has = f"use {', '.join(known)}" if known else "it has none"
-                    raise BadInput(f"{inner.__name__.replace('_', '-')} has no option {name!r}: {has}")
+                    raise BadInput(f"{inner.__name__.strip('_').replace('_', '-')} has no option {name!r}: {has}")
             if isinstance(updates, Tensor):
                 screened = screen(updates, facts, refuse_small=refuse_small)
             else:

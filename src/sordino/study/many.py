@@ -8,9 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from sordino import methods
+from sordino.client.rows import Records
 from sordino.engine.checkpoint import Checkpoint
 from sordino.engine.simulate import Setup
 from sordino.engine.together import simulate_together
+from sordino.errors import BadInput
 from sordino.privacy.gate import Gate
 from sordino.privacy.generators import Keyed
 from sordino.privacy.ledger import Ledger
@@ -23,22 +26,27 @@ def train_together(
 ) -> list[Run]:
     """Train prepared runs in one stack; each ends as ``sd.train`` would end it, up to rounding.
 
-    The runs must come from one federation's records and one model; see ``engine.together``.
+    The runs must have one model in common and records of one shape; see ``engine.together``.
     """
     where = torch_device(device)
     lead = runs[0]
     setups: list[Setup] = []
     states: list[Checkpoint] = []
     books: list[Ledger] = []
+    held: dict[tuple[int, ...], Records] = {}
+    _check(runs)
     names = [uuid.uuid4().hex for _ in runs]
     with tempfile.TemporaryDirectory(prefix="sordino-") as scratch:
         for name, ready in zip(names, runs):
             private = ready.plan.method.private
             book = Ledger(Path(scratch) / f"{name}.db", durable=False)
             payable = open_accounts(book, ready.plan, name) if private else {}
+            plan = methods.adapt(ready.plan, payable, lead.engine.dimension, ready.seed)
             gate = Gate(book if private else None, Keyed(ready.key), name)
-            held = setups[0].records if setups else None
-            setup = make_setup(replace(ready, engine=lead.engine), gate, payable, where, held)
+            source = tuple(id(part) for part in (ready.clients.x, ready.clients.y, ready.clients.valid))
+            ready = replace(ready, plan=plan, engine=lead.engine)
+            setup = make_setup(ready, gate, payable, where, held.get(source))
+            held[source] = setup.records
             setups.append(replace(setup, key=ready.key, work=replace(setup.work, stack=True)))
             first = ready.engine.flatten(ready.template).to(where)
             states.append(Checkpoint(0, first, first))
@@ -48,7 +56,17 @@ def train_together(
         done = []
         for name, ready, setup, state, book in zip(names, runs, setups, states, books):
             kept = book if ready.plan.method.private else None
-            result = build_result(ready.study, ready.plan, state, kept, name, ready.seed, setup.observer)
+            result = build_result(ready.study, setup.plan, state, kept, name, ready.seed, setup.observer)
             book.close()
             done.append(Run(result, state.shown.detach().cpu(), ready.template))
     return done
+
+
+def _check(runs: Sequence[Prepared]) -> None:
+    for one in runs:
+        for key in ("model", "loss"):
+            if one.study[key] != runs[0].study[key]:
+                raise BadInput(
+                    f"runs that share a stack have one {key}, and these have {runs[0].study[key]!r} and "
+                    f"{one.study[key]!r}: train them apart"
+                )
