@@ -291,6 +291,7 @@ def make_setup(
 ) -> Setup:
     """Put data, engine, gate and observer together; ``records`` where another run has them on the device already."""
     clients, plan = ready.clients, ready.plan
+    ready.engine.module.to(device)  # what it holds fixed; weights come with every call
     valid = None if clients.valid.all() else torch.from_numpy(clients.valid).to(device)
     if records is None:
         records = Records(torch.from_numpy(clients.x).to(device), torch.from_numpy(clients.y).to(device), valid)
