@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sordino._version import __version__
+from sordino.commands import reproduce
 from sordino.errors import BadInput, SordinoError
 
 app = typer.Typer(
@@ -26,6 +27,7 @@ data_app = typer.Typer(help="Data sets: what is there, how to get one, a schema 
 ledger_app = typer.Typer(help="A client's ledger: what it has spent, whether it is sound.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 app.add_typer(ledger_app, name="ledger")
+app.command()(reproduce.reproduce)
 
 out_console = Console()
 err_console = Console(stderr=True)

@@ -228,7 +228,7 @@ def draw_rows(setup: Setup, clients: Index, permit: Permit) -> Rows:
     for turn, terms, i in zip(permit.turns, permit.terms, clients):
         records = setup.plan.clients[i].records
         drawn = setup.gate.source.batches(turn, terms.what, terms.sampling, records, terms.count)
-        batches.append([setup.train[i][one] for one in drawn])
+        batches.append(drawn.of(setup.train[i]))
     return Rows(permit.turns, batches, setup.records)
 
 

@@ -34,7 +34,7 @@ from sordino.engine.simulate import (
 from sordino.engine.telling import EACH, told
 from sordino.errors import BadInput
 from sordino.privacy.gate import Permit, Terms
-from sordino.privacy.generators import Turn
+from sordino.privacy.generators import Batches, Turn
 from sordino.privacy.types import Release
 
 
@@ -82,12 +82,12 @@ class Seat:
         """What the turn releases."""
         return self.opened.permit.terms[self.place]
 
-    def batches(self) -> list[Index]:
+    def batches(self) -> Batches:
         """The row's batches, as positions among the records of all runs."""
         client, terms = self.opened.called.clients[self.place], self.terms
         records = self.setup.plan.clients[client].records
         drawn = self.setup.gate.source.batches(self.turn, terms.what, terms.sampling, records, terms.count)
-        return [self.setup.train[client][one] + self.first for one in drawn]
+        return Batches(self.setup.train[client][drawn.positions] + self.first, drawn.ends)
 
 
 def simulate_together(setups: Sequence[Setup], states: Sequence[Checkpoint]) -> Iterator[int]:

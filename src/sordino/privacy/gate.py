@@ -11,6 +11,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -78,16 +79,32 @@ class Permit:
     turns: list[Turn]
     terms: list[Terms]
     used: set[tuple[str, int]] = field(default_factory=set)
+    _scales: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     @property
     def what(self) -> str:
         """The event these rows were charged for."""
         return self.terms[0].what
 
+    @cached_property
+    def _count(self) -> int:
+        return min(terms.count for terms in self.terms)
+
+    @cached_property
+    def _parts(self) -> set[str]:
+        return set.intersection(*({name for name, _ in terms.parts} for terms in self.terms))
+
+    def scales(self, part: str, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Noise std per unit of bound, and 1/divisor, of every row; made once for all steps."""
+        if part not in self._scales:
+            noise = [terms.noise(part) * terms.adjacency.sensitivity for terms in self.terms]
+            inverse = [1.0 / terms.divisor for terms in self.terms]
+            self._scales[part] = like.new_tensor(noise), like.new_tensor(inverse)
+        return self._scales[part]
+
     def use(self, part: str, step: int) -> None:
         """Consume the right to release ``part`` of batch ``step``; a second use, or one beyond the charge, raises."""
-        count = min(terms.count for terms in self.terms)
-        if (part, step) in self.used or not 0 <= step < count or any(part not in dict(t.parts) for t in self.terms):
+        if (part, step) in self.used or not 0 <= step < self._count or part not in self._parts:
             raise SordinoError(f"{part!r} of batch {step} was not charged, or was released already")
         self.used.add((part, step))
 
@@ -103,10 +120,9 @@ def bounded(factors: Tensor, norms: Tensor, bound: Tensor | float) -> Tensor:
     Guarantees: |result|·‖g‖ ≤ C (up to rounding) for every record, whatever the factors; a record whose norm or factor
     is not finite contributes zero.
     """
+    # Not finite where norm or factor is not (0·∞ is NaN), and NaN is not below ∞: one comparison finds them all.
     size = factors.abs() * (norms + UNDERFLOW)
-    scale = torch.where(size > bound, bound / size, torch.ones_like(size))
-    usable = torch.isfinite(size) & torch.isfinite(norms) & torch.isfinite(factors)
-    return torch.where(usable, factors * scale, torch.zeros_like(factors))
+    return torch.where(size < math.inf, factors * (bound / size).clamp(max=1), 0)
 
 
 class Gate:
@@ -172,9 +188,9 @@ class Gate:
         return {part: self._seal(permit, part, step, totals[part], bound) for part, bound in bounds.items()}
 
     def _seal(self, permit: Permit, part: str, step: int, total: Tensor, bound: Tensor) -> Release:
-        inverse = bound.new_tensor([1.0 / terms.divisor for terms in permit.terms])
+        spread, inverse = permit.scales(part, bound)
         if self.private:
-            scale = bound.new_tensor([t.noise(part) * t.adjacency.sensitivity for t in permit.terms]) * bound
+            scale = spread * bound
             noise = self.source.normal(permit.turns, part, step, torch.empty_like(total))
             total.addcmul_(noise, scale[:, None])
         return Release(total.mul_(inverse[:, None]), part, self.private, _SEAL)

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
-from typing import NamedTuple, NoReturn, Protocol
+from typing import NamedTuple, NoReturn, Protocol, overload
 
 import numpy as np
 import torch
@@ -21,6 +23,34 @@ from sordino.errors import SordinoError
 from sordino.privacy.types import Sampling, Scheme
 
 Indices = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Batches(Sequence[Indices]):
+    """Consecutive batches as one flat vector: batch k is ``positions[ends[k-1]:ends[k]]``."""
+
+    positions: Indices
+    ends: Indices
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    @overload
+    def __getitem__(self, step: int) -> Indices: ...
+
+    @overload
+    def __getitem__(self, step: slice) -> list[Indices]: ...
+
+    def __getitem__(self, step: int | slice) -> Indices | list[Indices]:
+        if isinstance(step, slice):
+            return [self[k] for k in range(*step.indices(len(self)))]
+        if not 0 <= step < len(self.ends):
+            raise IndexError(step)
+        return self.positions[self.ends[step - 1] if step else 0 : self.ends[step]]
+
+    def of(self, records: Indices) -> Batches:
+        """The same batches with positions among ``records`` in place of their own."""
+        return Batches(records[self.positions], self.ends)
 
 
 class Turn(NamedTuple):
@@ -40,14 +70,14 @@ class Source(Protocol):
 
     simulated: bool
 
-    def batches(self, turn: Turn, what: str, sampling: Sampling, records: int, count: int) -> list[Indices]:
+    def batches(self, turn: Turn, what: str, sampling: Sampling, records: int, count: int) -> Batches:
         """``count`` independent batches of record positions in [0, records)."""
 
     def normal(self, turns: list[Turn], what: str, step: int, out: Tensor) -> Tensor:
         """Fill ``out[rows, m]`` with standard normals, a stream of its own for every row."""
 
 
-def draw(generator: np.random.Generator, sampling: Sampling, records: int, count: int) -> list[Indices]:
+def draw(generator: np.random.Generator, sampling: Sampling, records: int, count: int) -> Batches:
     """``count`` batches of positions.
 
     Guarantees: Poisson includes every record by a coin of its own; fixed is uniform among subsets of that size; draws
@@ -57,11 +87,12 @@ def draw(generator: np.random.Generator, sampling: Sampling, records: int, count
         return _coins(generator, sampling.rate, records, count)
     if sampling.scheme is Scheme.FIXED:
         size = round(sampling.rate * records)
-        return [np.sort(generator.choice(records, size, replace=False, shuffle=False)) for _ in range(count)]
-    return [np.arange(records)] * count
+        drawn = [np.sort(generator.choice(records, size, replace=False, shuffle=False)) for _ in range(count)]
+        return Batches(np.concatenate(drawn), size * np.arange(1, count + 1))
+    return Batches(np.tile(np.arange(records), count), records * np.arange(1, count + 1))
 
 
-def _coins(generator: np.random.Generator, rate: float, records: int, count: int) -> list[Indices]:
+def _coins(generator: np.random.Generator, rate: float, records: int, count: int) -> Batches:
     """Heads of ``count`` × ``records`` independent coins, found by the geometric gaps between them.
 
     The gaps of a Bernoulli process are independent geometric variables, so this is the same draw as tossing every
@@ -77,8 +108,7 @@ def _coins(generator: np.random.Generator, rate: float, records: int, count: int
         last = int(marks[-1][-1])
     heads = np.concatenate(marks)
     heads = heads[: np.searchsorted(heads, total)]
-    ends = np.searchsorted(heads, records * np.arange(1, count))
-    return np.split(heads % records, ends)
+    return Batches(heads % records, np.searchsorted(heads, records * np.arange(1, count + 1)))
 
 
 def _fill(generator: np.random.Generator, row: Tensor) -> None:
@@ -95,6 +125,7 @@ class Keyed:
 
     def __init__(self, run: str) -> None:
         self.run = run
+        self._held: tuple[list[Turn], str, Tensor] | None = None
 
     def _key(self, turn: Turn, what: str, purpose: str, step: int) -> NDArray[np.uint64]:
         parts = (turn.run or self.run, turn.client, str(turn.round), str(turn.copy), what, purpose, str(step))
@@ -104,7 +135,14 @@ class Keyed:
     def _generator(self, turn: Turn, what: str, purpose: str, step: int) -> np.random.Generator:
         return np.random.Generator(np.random.Philox(key=self._key(turn, what, purpose, step)))
 
-    def batches(self, turn: Turn, what: str, sampling: Sampling, records: int, count: int) -> list[Indices]:
+    def _keys_on(self, turns: list[Turn], what: str, device: torch.device) -> Tensor:
+        """A key for every turn, on the device; steps are counted there, so that a turn of K steps hashes once."""
+        if self._held is None or self._held[0] is not turns or self._held[1] != what:
+            keys = np.array([self._key(turn, what, "noise", -1)[0] for turn in turns]).view(np.int64)
+            self._held = (turns, what, torch.from_numpy(keys).to(device))
+        return self._held[2]
+
+    def batches(self, turn: Turn, what: str, sampling: Sampling, records: int, count: int) -> Batches:
         """``count`` batches of one turn: consecutive, non-overlapping parts of the turn's sampling stream."""
         return draw(self._generator(turn, what, "sampling", 0), sampling, records, count)
 
@@ -113,8 +151,7 @@ class Keyed:
         if out.device.type == "cuda" and out.dtype == torch.float32 and out.is_contiguous():
             from sordino.privacy import noise_cuda  # needs triton, which comes with CUDA builds of torch only
 
-            keys = np.array([self._key(turn, what, "noise", step)[0] for turn in turns]).view(np.int64)
-            return noise_cuda.fill(out, torch.from_numpy(keys).to(out.device))
+            return noise_cuda.fill(out, self._keys_on(turns, what, out.device), step)
         for turn, row in zip(turns, out, strict=True):
             _fill(self._generator(turn, what, "noise", step), row)
         return out
@@ -139,7 +176,7 @@ class Secret:
             self._rekey()
         return self._generator
 
-    def batches(self, turn: Turn, what: str, sampling: Sampling, records: int, count: int) -> list[Indices]:
+    def batches(self, turn: Turn, what: str, sampling: Sampling, records: int, count: int) -> Batches:
         """``count`` batches that nobody can redo."""
         return draw(self._own(), sampling, records, count)
 

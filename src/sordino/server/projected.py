@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -118,15 +119,17 @@ def public_rows(epsilons: Array, split: str, share: float) -> NDArray[np.bool_]:
     if np.ptp(epsilons) == 0.0:
         return np.ones(len(epsilons), dtype=bool)
     if split == "mixture" and len(np.unique(epsilons)) > 2:
-        return _mixture(epsilons)
+        return np.array(_mixture(tuple(epsilons.tolist())))
     count = max(1, math.ceil(share * len(epsilons) - 1e-9)) if split == "top-share" else 1
     return np.asarray(epsilons >= np.sort(epsilons)[-count])
 
 
-def _mixture(epsilons: Array) -> NDArray[np.bool_]:
-    """The rows of the component with the larger mean, of two Gaussians fitted to ε."""
+@lru_cache(maxsize=256)
+def _mixture(budgets: tuple[float, ...]) -> tuple[bool, ...]:
+    """The rows of the component with the larger mean, of two Gaussians fitted to ε; the same every round."""
     from sklearn.mixture import GaussianMixture  # heavy, and only this rule needs it
 
+    epsilons = np.array(budgets)
     column = epsilons[:, None]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # few clients: the fit is rough, and that is no news to anyone
@@ -135,7 +138,7 @@ def _mixture(epsilons: Array) -> NDArray[np.bool_]:
         belongs = model.predict(column) == upper
     # A wide component can claim both ends of the line; public means large ε.
     above = epsilons[belongs & (epsilons > float(model.means_[1 - upper, 0]))]
-    return np.asarray(epsilons >= (above.min() if len(above) else epsilons.max()))
+    return tuple((epsilons >= (above.min() if len(above) else epsilons.max())).tolist())
 
 
 def _index(rows: NDArray[np.bool_], updates: Tensor) -> Tensor:

@@ -125,6 +125,7 @@ def prepare(
     model_options: dict[str, Any] | None,
     training: dict[str, Any],
     noises: Sequence[Sequence[Sequence[float]]] | None = None,
+    precision: str = "float32",
 ) -> Prepared:
     """Check the arguments against each other, build the model, make the plan. Touches no record."""
     chosen = methods.get(method)
@@ -141,7 +142,9 @@ def prepare(
     template = models.build(model, clients.shape, clients.classes, seed, **options)
     models.check(template, clients.shape, clients.classes)
     loss = "cross-entropy" if clients.task == "classification" else "half-squared-error"
-    engine = gradients.build(template, loss)
+    if precision not in {"float32", "mixed"}:
+        raise BadInput(f"precision {precision!r} is unknown: use float32 or mixed")
+    engine = gradients.build(template, loss, mixed=precision == "mixed")
     plan = methods.make_plan(chosen, settings, population, engine.dimension, seed, noises)
     study = {
         "data": clients.description,
@@ -157,6 +160,7 @@ def prepare(
         "loss": loss,
         "method": {"name": chosen.name, **chosen.describe()},
         "training": asdict(settings),
+        "precision": precision,
     }
     return Prepared(clients, template, engine, plan, json.loads(to_json(study)), seed)
 
@@ -190,6 +194,7 @@ def train(
     callbacks: Sequence[Callback] = (),
     model_options: dict[str, Any] | None = None,
     name: str | None = None,
+    precision: str = "float32",
     **training: Any,
 ) -> Run:
     """Train one model together, every client under its own budget.
@@ -203,6 +208,7 @@ def train(
     ledger: a ledger file that is cumulative over runs; default: a fresh one in the run folder.
     callbacks: called with each round's record.
     name: what to call the study in reports.
+    precision: ``"mixed"`` lets a GPU compute activations in TF32; gradients of parameters and norms never are.
     training: keys of ``Training``: batch or rate, steps or epochs, lr, clip, sampling, select, ….
 
     Guarantees
@@ -210,13 +216,20 @@ def train(
     Every release is charged to the ledger before its noise is drawn; no client's spent ε exceeds its budget.
     """
     noises = planned_noises(Path(out)) if out is not None and resume else None
-    ready = prepare(clients, model, method, seed, model_options, {"rounds": rounds, **training}, noises)
+    ready = prepare(clients, model, method, seed, model_options, {"rounds": rounds, **training}, noises, precision)
     folder = None if out is None else Folder.open(Path(out), ready.study, ready.plan, seed, resume)
     with tempfile.TemporaryDirectory(prefix="sordino-") as scratch:
         where = Path(ledger) if ledger else (folder.ledger if folder else Path(scratch) / "ledger.db")
         with Ledger(where, durable=bool(ledger or folder)) as book:
             done = _train(ready, book, folder, torch_device(device), callbacks, name)
     return done
+
+
+def train_prepared(ready: Prepared, device: str = "cpu", callbacks: Sequence[Callback] = ()) -> Run:
+    """Train a prepared run with a ledger of its own that ends with it, as ``train`` does without a folder."""
+    scratch = tempfile.TemporaryDirectory(prefix="sordino-")
+    with scratch as folder, Ledger(Path(folder) / "ledger.db", durable=False) as book:
+        return _train(ready, book, None, torch_device(device), callbacks, None)
 
 
 def _train(

@@ -27,6 +27,7 @@ class Exact:
 
     def __init__(self, model: nn.Module, loss: Loss, reason: str, kept_bytes: int = KEPT_BYTES) -> None:
         self.module = copy.deepcopy(model)
+        self.mixed = False
         self._loss = loss
         self._reason = reason
         self._kept_bytes = kept_bytes

@@ -94,10 +94,14 @@ class Graded:
             raise SordinoError("this graded batch is stale: pull before calling its engine again")
         if out is None:
             out = torch.empty(self._shape, dtype=self.norms.dtype, device=self.norms.device)
+        self.pull_into(factors, out)
+        return out
+
+    def pull_into(self, factors: Tensor, out: Tensor) -> None:
+        """The same without looking whether the batch is still the engine's last."""
         with torch.no_grad():
             # Not a product with the mask: zero times a factor that is not finite would not be zero.
             self._pull(factors.reshape(-1).masked_fill(~self._usable, 0), out)
-        return out
 
 
 class Engine(Protocol):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from sordino import methods, models
 from sordino.errors import BadInput
 from sordino.methods import Plan, Population, Training
-from sordino.privacy.generators import Keyed, Turn
+from sordino.privacy.generators import Batches, Keyed, Turn
 from sordino.privacy.types import Budget
 
 KEY = "bench"
@@ -56,7 +56,7 @@ class Task:
     y: Tensor
     model: nn.Module
     plan: Plan
-    batches: list[list[NDArray[np.int64]]]
+    batches: list[Batches]
 
     def own(self, client: int) -> NDArray[np.int64]:
         """Positions of a client's records in the pool. Clients of a large workload share one pool, to save memory."""

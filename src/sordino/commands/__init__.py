@@ -1,0 +1,1 @@
+"""Commands that are too large for ``cli``, one file each."""
