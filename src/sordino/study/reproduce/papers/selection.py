@@ -45,8 +45,8 @@ NOT_GIVEN = (
 )
 CIFAR_NOT_GIVEN = (
     "The paper gives neither T nor K, C, η of Problem 1 nor learning rates. Here T = 200, K = 1, C = 1, η follows the "
-    "documented default; the learning rate (0.25 to 2) is searched for every rule, noise and budget distribution at s = 30, on a "
-    "seed of its own."
+    "documented default; the learning rate (0.25 to 2) is searched for every rule, noise and budget distribution at "
+    "s = 30, on a seed of its own."
 )
 NET = (
     "The paper's sentence on the network contradicts itself (512 units after pooling); this is the Tramèr–Boneh "
