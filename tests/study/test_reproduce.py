@@ -4,10 +4,13 @@ import csv
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from sordino import data
 from sordino.errors import BadInput
 from sordino.study import reproduce
+from sordino.study.reproduce import packed
 from sordino.study.reproduce.experiment import Quick
 from sordino.study.reproduce.papers import EXPERIMENTS
 from sordino.study.reproduce.runner import Silent, matching
@@ -178,6 +181,16 @@ def test_only_chooses_runs_by_their_labels(tmp_path):
 def test_full_size_never_uses_other_data(tmp_path):
     with pytest.raises(BadInput, match="sordino data get mnist"):
         reproduce.run("robust-hdp/table8", tmp_path, data=tmp_path, only="WeiAvg, Dist1")
+
+
+def test_a_packed_data_set_is_the_data_set(tmp_path):
+    """Where pyarrow is missing, ready arrays stand for the original files."""
+    reproduce.pack("breast-cancer", None, tmp_path)
+    original = data.load("breast-cancer", records=300)
+    found = packed.load("breast-cancer", tmp_path, {"records": 300})
+    for key in ("x", "y", "valid"):
+        np.testing.assert_array_equal(getattr(found, key), getattr(original, key))
+    assert (found.name, found.task, found.classes) == (original.name, original.task, original.classes)
 
 
 # What the default suite reproduces, cut down; the quick versions of everything are slow tests.
