@@ -151,7 +151,7 @@ def _collected(begun: Reproduction, planned: tuple[Cell, ...], store: Store, wor
         "hardware": ", ".join(sorted({one["hardware"] for one in finished})) or begun.about["hardware"],
         "notes": notes,
     }
-    entries = begun.entries + tables.measured(experiment, settled, store)
+    entries = tables.measured(experiment, settled, store) + begun.entries
     return _written(Reproduction(experiment, entries, about, begun.folder), settled, store)
 
 
