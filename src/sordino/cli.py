@@ -209,21 +209,28 @@ def audit(
 
 @app.command()
 def bench(
-    work: Annotated[str, typer.Option(help="Workloads, separated by commas.")] = "W1,W2,W3,W4",
-    peers: Annotated[str, typer.Option(help="Peers beside plain PyTorch: plain-channels-last, opacus, ghost.")] = "",
+    work: Annotated[str, typer.Option(help="Workloads, by comma: W1 to W4, W3-large-stem.")] = "W1,W2,W3,W4",
+    peers: Annotated[str, typer.Option(help="Beside plain: plain-channels-last, opacus, ghost, flower.")] = "",
     repeats: Annotated[int, typer.Option(min=1, help="Counted passes, interleaved.")] = 3,
     memory: Annotated[bool, typer.Option(help="Also measure peak memory, each in a process of its own.")] = True,
+    growth: Annotated[bool, typer.Option("--growth", help="Instead: how time and memory grow.")] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures here.")] = None,
 ) -> None:
     """Time private rounds against plain PyTorch and other libraries, in the same minute, as ratios."""
-    from sordino.study.bench import bench as measure
-    from sordino.study.bench import comparison, to_text
+    from sordino.study import bench as benchmark
+    from sordino.study.bench.growth import growth as measure_growth
+    from sordino.study.bench.growth import growth_table
 
     with err_console.status("benchmarking") as status:
-        found = measure(_words(work), _words(peers), repeats, memory, status.update)
-    out_console.print(comparison(found))
+        if growth:
+            curves = measure_growth(show=status.update)
+            found, table = {"growth": curves, "_meta": benchmark.about(1)}, growth_table(curves)
+        else:
+            found = benchmark.bench(_words(work), _words(peers), repeats, memory, status.update)
+            table = benchmark.comparison(found)
+    out_console.print(table)
     if json_file:
-        json_file.write_text(to_text(found))
+        json_file.write_text(benchmark.to_text(found))
 
 
 def _words(text: str) -> list[str]:

@@ -90,8 +90,10 @@ def test_adaptdp_equals_a_plain_record_by_record_loop(tiny, sampling, adjacency,
 def test_the_radius_stays_in_its_limits_under_extreme_draws(digits, monkeypatch, sigmas):
     honest = Keyed.normal
 
-    def forced(self, turns, what, step, out):
-        return out.fill_(sigmas) if what == "squared-norm" else honest(self, turns, what, step, out)
+    def forced(self, turns, what, step, out, scale):
+        return (
+            out.add_(sigmas * scale[:, None]) if what == "squared-norm" else honest(self, turns, what, step, out, scale)
+        )
 
     monkeypatch.setattr(Keyed, "normal", forced)
     done = sd.train(digits, "logistic", "adaptdp", rounds=3, **SETTINGS)

@@ -7,7 +7,7 @@ padded to the longest batch with a mask.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -23,16 +23,23 @@ WIDTHS = 16
 
 @dataclass(frozen=True)
 class Records:
-    """Records as tensors, in memory or mapped from disk. ``valid`` is False on null rows, which contribute zero."""
+    """Records as tensors, in memory or mapped from disk. ``valid`` is False on null rows, which contribute zero.
+
+    ``touched`` hears how many records were read, so that pages of a mapped file can be given back.
+    """
 
     x: Tensor
     y: Tensor
     valid: Tensor | None = None
+    touched: Callable[[int], None] | None = None
 
     def at(self, where: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """The records at these positions, and which of them are valid (None: all)."""
         valid = None if self.valid is None else self.valid.index_select(0, where)
-        return self.x.index_select(0, where), self.y.index_select(0, where), valid
+        x, y = self.x.index_select(0, where), self.y.index_select(0, where)
+        if self.touched is not None:
+            self.touched(len(where))
+        return x, y, valid
 
 
 @dataclass(frozen=True)

@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from sordino.engine.checkpoint import Checkpoint
+from sordino.engine.mapped import Table
 
 Left = tuple[NDArray[np.int64], Mapping[str, Tensor]]
 """What some turns left behind: the client of each row, and its new rows by name."""
-
-TABLE_BYTES = 1 << 32
-"""A larger table stays in the machine's memory, not in the GPU's."""
 
 
 def kept_rows(state: Checkpoint, names: Iterable[str], clients: NDArray[np.int64], count: int) -> dict[str, Tensor]:
@@ -23,12 +20,8 @@ def kept_rows(state: Checkpoint, names: Iterable[str], clients: NDArray[np.int64
     found = {}
     for name in names:
         if name not in state.clients:
-            small = 4 * count * len(state.weights) <= TABLE_BYTES
-            state.clients[name] = torch.zeros(
-                count, len(state.weights), device=state.weights.device if small else torch.device("cpu")
-            )
-        table = state.clients[name]
-        found[name] = table[torch.from_numpy(clients).to(table.device)].to(state.weights.device)
+            state.clients[name] = Table(count, len(state.weights), state.weights.device)
+        found[name] = state.clients[name].read(clients).to(state.weights.device)
     return found
 
 
@@ -38,8 +31,5 @@ def keep(state: Checkpoint, left: Sequence[Left]) -> None:
     A client drawn twice keeps what its last turn left, which is what the server's half of a method reckons with.
     """
     for clients, after in left:
-        last = {int(client): row for row, client in enumerate(clients)}
-        where, rows = torch.tensor(list(last)), torch.tensor(list(last.values()))
         for name, values in after.items():
-            table = state.clients[name]
-            table[where.to(table.device)] = values[rows.to(values.device)].to(table.device)
+            state.clients[name].write(clients, values)

@@ -19,6 +19,8 @@ from sordino.engine.checkpoint import Checkpoint
 from sordino.engine.clipping import watch_clipping
 from sordino.engine.evaluate import Observer
 from sordino.engine.keeping import Left, keep, kept_rows
+from sordino.engine.mapped import Table
+from sordino.engine.sharded import Shard
 from sordino.engine.telling import told
 from sordino.errors import SordinoError
 from sordino.methods.asking import Ask
@@ -27,6 +29,7 @@ from sordino.privacy.gate import Gate, Permit, Terms, fingerprint
 from sordino.privacy.generators import Turn
 from sordino.privacy.types import Release
 from sordino.server.facts import Facts
+from sordino.server.running import Running
 from sordino.server.select import Round, choose
 
 CHUNK_BYTES = 1 << 26
@@ -58,6 +61,8 @@ class Setup:
     """How many turns each client's ledger can pay; a client that is not listed pays all of them."""
     spending: Callable[[Index], dict[str, float] | None] = lambda turns: None
     """From the turns each client has taken: what to show of the ε spent so far."""
+    shard: Shard | None = None
+    """This process's share, where several simulate one run together."""
 
     @property
     def turns_left(self) -> Index:
@@ -140,7 +145,7 @@ def open_round(setup: Setup, state: Checkpoint, number: int, taken: Index) -> Op
     return Opened(number, called, heard, public, _grant(setup, state, number, called, terms, public))
 
 
-def close_round(setup: Setup, state: Checkpoint, opened: Opened, uploads: dict[str, Tensor]) -> dict[str, Any]:
+def close_round(setup: Setup, state: Checkpoint, opened: Opened, uploads: dict[str, Any]) -> dict[str, Any]:
     """Combine the uploads, step, and say what to show of the round."""
     plan, called, number = setup.plan, opened.called, opened.number
     record: dict[str, Any] = {"round": number, "participants": [plan.clients[i].name for i in called.clients]}
@@ -155,9 +160,10 @@ def close_round(setup: Setup, state: Checkpoint, opened: Opened, uploads: dict[s
     if "update" not in uploads:  # nobody sent a whole one
         uploads = {**uploads, "update": state.weights.new_zeros(len(called.clients), len(state.weights))}
     outcome = plan.method.aggregate(uploads["update"], facts, state.server)
-    stepped = plan.method.server(state.weights, outcome.delta * plan.training.server_lr, outcome.state)
+    rate = plan.training.server_lr
+    stepped = plan.method.server(state.weights, outcome.delta if rate == 1 else outcome.delta * rate, outcome.state)
     state.weights, state.shown, state.server = stepped
-    if not torch.isfinite(state.weights).all():
+    if not all_finite(state.weights):
         raise SordinoError(
             f"the model is no longer finite after round {number}: training diverged; use a smaller training.lr"
         )
@@ -165,6 +171,11 @@ def close_round(setup: Setup, state: Checkpoint, opened: Opened, uploads: dict[s
         counted = np.bincount(called.clients, outcome.weights, minlength=len(plan.clients))
         record["weights"] = {plan.clients[i].name: float(counted[i]) for i in dict.fromkeys(called.clients.tolist())}
     return record | ({"diagnostics": outcome.diagnostics} if outcome.diagnostics else {})
+
+
+def all_finite(weights: Tensor) -> bool:
+    """Whether every entry is a finite number. A sum tells in one pass without a copy, unless it overflows."""
+    return bool(torch.isfinite(weights.sum())) or bool(torch.isfinite(weights).all())
 
 
 def broadcast(setup: Setup, state: Checkpoint) -> dict[str, Any]:
@@ -181,36 +192,60 @@ def _ask(setup: Setup, state: Checkpoint, number: int, called: Round, ask: Ask, 
     terms = [plan.clients[i].asks[place] for i in called.clients]
     permit = _grant(setup, state, number, called, terms, public)
     start = Release.public(state.weights, "weights from the server")
-    answers = torch.empty(len(terms), device=state.weights.device)
-    for rows in chunks(setup.work, terms):
+    answers = torch.zeros(len(terms), device=state.weights.device)
+    for rows in _own_chunks(setup, called.clients, terms):
         part = permit.split(rows)
         drawn = draw_rows(setup, called.clients[rows], part)
         heard = told(public, called.clients[rows])
         answers[rows] = answer(setup.work, ask.question, drawn, start, heard, part, setup.gate).value[:, 0]
+    answers = answers if setup.shard is None else setup.shard.summed(answers)
     state.server = ask.conclude(answers, _facts(setup, called, number, public, {}), state.server)
     return answers
 
 
-def _turns(setup: Setup, state: Checkpoint, opened: Opened) -> dict[str, Tensor]:
-    """Everyone's turn, chunk by chunk; the uploads by name, a row each."""
+def _turns(setup: Setup, state: Checkpoint, opened: Opened) -> dict[str, Any]:
+    """Everyone's turn, chunk by chunk; the uploads by name, a row each, or added up where the rule is a sum."""
     start = Release.public(state.weights, "weights from the server")
-    uploads: dict[str, Tensor] = {}
+    facts = _facts(setup, opened.called, opened.number, opened.public, {}, opened.permit.terms)
+    added = Running.of(setup.plan.method.aggregate, facts, setup.work.engine.dimension)
+    uploads: dict[str, Any] = {} if added is None else {"update": added}
     left: list[Left] = []
-    for rows in chunks(setup.work, opened.permit.terms):
+    twice = len(np.unique(opened.called.clients)) < len(opened.called.clients)
+    for rows in _own_chunks(setup, opened.called.clients, opened.permit.terms):
         clients = opened.called.clients[rows]
         upload, after = _chunk(setup, state, clients, opened.permit.split(rows), start, opened.public)
         collect(uploads, upload, rows, len(opened.permit.terms))
         left.append((clients, {name: after.value[name] for name in setup.work.local.state}))
+        if not twice:  # with copies of a client, what turns left is kept after all of them
+            keep(state, left)
+            left = []
     keep(state, left)
-    return uploads
+    return uploads if setup.shard is None else setup.shard.joined(uploads, len(opened.permit.terms), state.weights)
 
 
-def collect(uploads: dict[str, Tensor], upload: Upload, rows: Index, count: int) -> None:
+def _own_chunks(setup: Setup, clients: Index, terms: list[Terms]) -> Iterator[Index]:
+    """The chunks of the rows that this process takes: all of them, or its share."""
+    own = np.arange(len(terms)) if setup.shard is None else setup.shard.rows(clients)
+    for rows in chunks(setup.work, [terms[i] for i in own]):
+        yield own[rows]
+
+
+def collect(uploads: dict[str, Any], upload: Upload, rows: Index, count: int) -> None:
     """Put a chunk's uploads where its rows belong; what a row did not upload is zero."""
     for name, release in upload.parts.items():
+        if isinstance(uploads.get(name), Running):
+            uploads[name].add(rows, release.value)
+            continue
         if name not in uploads:
-            uploads[name] = release.value.new_zeros(count, *release.value.shape[1:])
+            uploads[name] = _room(count, release.value)
         uploads[name][torch.from_numpy(rows).to(release.value.device)] = release.value
+
+
+def _room(count: int, like: Tensor) -> Tensor:
+    """A matrix for everyone's rows; a large one lies on disk where rows do."""
+    if like.device.type == "cpu" and like.dim() == 2:
+        return Table(count, like.shape[1]).values
+    return like.new_zeros(count, *like.shape[1:])
 
 
 def _grant(
@@ -240,9 +275,10 @@ def _chunk(
     rows = draw_rows(setup, clients, permit)
     try:
         return take_turn(setup.work, rows, start, before, told(public, clients), permit, setup.gate)
-    except RuntimeError as error:
-        names = ", ".join(sorted({t.client for t in permit.turns}))
-        raise SordinoError(f"round {permit.turns[0].round}, local steps of {names}: {error}") from error
+    except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        from sordino.engine.debug import explain  # which looks through this module's loop
+
+        raise SordinoError(explain(setup, state, clients, permit, public, error)) from error
 
 
 def _steps_left(setup: Setup, state: Checkpoint) -> Index:

@@ -19,11 +19,15 @@ from torch import Tensor
 from sordino.errors import BadInput, SordinoError
 from sordino.privacy.generators import Source, Turn
 from sordino.privacy.ledger import Charge, Ledger
+from sordino.privacy.threads import side_by_side
 from sordino.privacy.types import _SEAL, Adjacency, Event, Release, Sampling, joined
 
 UNDERFLOW = 1e-15
 """Added to norms before bounding: squares of entries below 1e-19 vanish in float32, and a huge factor must not
 bring such a gradient back."""
+
+HASHED = 1 << 22
+"""Bytes of a tensor that one thread hashes at a time."""
 
 
 @dataclass(frozen=True)
@@ -190,16 +194,24 @@ class Gate:
     def _seal(self, permit: Permit, part: str, step: int, total: Tensor, bound: Tensor) -> Release:
         spread, inverse = permit.scales(part, bound)
         if self.private:
-            scale = spread * bound
-            noise = self.source.normal(permit.turns, part, step, torch.empty_like(total))
-            total.addcmul_(noise, scale[:, None])
+            self.source.normal(permit.turns, part, step, total, spread * bound)
         return Release(total.mul_(inverse[:, None]), part, self.private, _SEAL)
 
 
 def fingerprint(*parts: object) -> str:
-    """A hash of a complete request (weights, clip, steps, broadcasts): what a resend is compared by (R11)."""
+    """A hash of a complete request (weights, clip, steps, broadcasts): what a resend is compared by (R11).
+
+    SHA-256 over the parts' lengths and values; a tensor's value is the hashes of its blocks, on all threads.
+    """
     digest = hashlib.sha256()
     for part in parts:
-        body = part.detach().cpu().contiguous().numpy().tobytes() if isinstance(part, Tensor) else repr(part).encode()
+        body = _hashes(part) if isinstance(part, Tensor) else repr(part).encode()
         digest.update(len(body).to_bytes(8, "big") + body)
     return digest.hexdigest()
+
+
+def _hashes(tensor: Tensor) -> bytes:
+    """SHA-256 of every block of a tensor's bytes, end to end."""
+    plain = memoryview(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
+    blocks = [plain[start : start + HASHED] for start in range(0, max(1, len(plain)), HASHED)]
+    return b"".join(side_by_side(lambda block: hashlib.sha256(block).digest(), blocks))

@@ -26,6 +26,8 @@ from sordino.client.turn import Work
 from sordino.data import Federation
 from sordino.engine.checkpoint import Checkpoint
 from sordino.engine.evaluate import Observer
+from sordino.engine.mapped import make_records
+from sordino.engine.sharded import Shard
 from sordino.engine.simulate import Setup, simulate
 from sordino.errors import BadInput
 from sordino.methods import Method, Plan, Population, Training
@@ -215,6 +217,11 @@ def train(
     ----------
     Every release is charged to the ledger before its noise is drawn; no client's spent ε exceeds its budget.
     """
+    shard = Shard.now()
+    if shard is not None and resume:
+        raise BadInput("a run over several processes cannot be resumed: resume it in one, or start it afresh")
+    if shard is not None and not shard.first:
+        out = ledger = None
     noises = planned_noises(Path(out)) if out is not None and resume else None
     ready = prepare(clients, model, method, seed, model_options, {"rounds": rounds, **training}, noises, precision)
     folder = None if out is None else Folder.open(Path(out), ready.study, ready.plan, seed, resume)
@@ -243,10 +250,16 @@ def _train(
     private = ready.plan.method.private
     run = folder.run if folder else uuid.uuid4().hex
     payable = open_accounts(book, ready.plan, run) if private else {}
+    shard = Shard.now()
+    payable = payable if shard is None else shard.same(payable)
     plan = methods.adapt(ready.plan, payable, ready.engine.dimension, ready.seed)
     ready = replace(ready, plan=plan)
     gate = Gate(book if private else None, Keyed(ready.key), run)
-    setup = make_setup(ready, gate, payable, device)
+    setup = replace(make_setup(ready, gate, payable, device), shard=shard)
+    if shard is not None and folder is not None and setup.work.local.state:
+        raise BadInput(
+            f"{plan.method.name!r} keeps state at clients, which a checkpoint of one process of several lacks"
+        )
     state = folder.checkpoint(device) if folder else None
     if state is None:
         first = ready.engine.flatten(ready.template).to(device)
@@ -292,12 +305,11 @@ def make_setup(
     """Put data, engine, gate and observer together; ``records`` where another run has them on the device already."""
     clients, plan = ready.clients, ready.plan
     ready.engine.module.to(device)  # what it holds fixed; weights come with every call
-    valid = None if clients.valid.all() else torch.from_numpy(clients.valid).to(device)
     if records is None:
-        records = Records(torch.from_numpy(clients.x).to(device), torch.from_numpy(clients.y).to(device), valid)
+        records = make_records(clients.x, clients.y, clients.valid, device)
     central = None
     if clients.central is not None:
-        central = Records(*(torch.from_numpy(one).to(device) for one in clients.central))
+        central = make_records(*clients.central, np.ones(len(clients.central[1]), bool), device)
     held = [test if len(test) else train for test, train in zip(clients.test, clients.train)]
     also = tuple(one.question for one in plan.method.ask if one.batch == "step")
     work = Work(ready.engine, plan.method.clip, plan.method.local, also, stack=device.type == "cuda")

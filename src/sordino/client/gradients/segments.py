@@ -32,7 +32,8 @@ class Segments:
     @staticmethod
     def regular(rows: int, width: int) -> Segments:
         """Every row has ``width`` records."""
-        return Segments(tuple(row * width for row in range(rows + 1)), width)
+        bounds = tuple(range(0, rows * width + 1, width)) if width else (0,) * (rows + 1)
+        return Segments(bounds, width)
 
     @staticmethod
     def ragged(rows_of: Tensor, rows: int) -> Segments:
