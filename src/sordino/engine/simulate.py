@@ -17,6 +17,7 @@ from sordino.client.turn import Upload, Work, answer, take_turn
 from sordino.engine.checkpoint import Checkpoint
 from sordino.engine.clipping import watch_clipping
 from sordino.engine.evaluate import Observer
+from sordino.engine.weighing import weighed
 from sordino.errors import SordinoError
 from sordino.methods.asking import Ask
 from sordino.methods.plan import Plan
@@ -159,6 +160,9 @@ def close_round(setup: Setup, state: Checkpoint, opened: Opened, uploads: dict[s
     if outcome.weights is not None:
         counted = np.bincount(called.clients, outcome.weights, minlength=len(plan.clients))
         record["weights"] = {plan.clients[i].name: float(counted[i]) for i in dict.fromkeys(called.clients.tolist())}
+        if is_time(plan, number):
+            names = [c.name for c in plan.clients]
+            record |= weighed(facts, outcome.weights, names, record.get("observer", {}))
     return record | ({"diagnostics": outcome.diagnostics} if outcome.diagnostics else {})
 
 

@@ -37,6 +37,9 @@ LOOSE = 100.0
 FLOOR = 0.25
 """Share of the planned noise variance below which an estimate is not believed."""
 
+PER_ROW = ("estimated_variances", "votes")
+"""Diagnostics with an entry for each row that was kept; refused rows get None, so that entries match participants."""
+
 log = logging.getLogger("sordino.server")
 
 
@@ -203,6 +206,10 @@ def defended(*, refuse_small: bool = False) -> Callable[[Inner], Callable[..., O
                 log.warning(line)
             weights = None
             diagnostics = {name: value for name, value in outcome.diagnostics.items() if name != "log"}
+            for name in PER_ROW:
+                if name in diagnostics:
+                    found = dict(zip(screened.kept.tolist(), diagnostics[name]))
+                    diagnostics[name] = [found.get(row) for row in range(len(facts.clients))]
             if outcome.weights is not None:
                 weights = np.zeros(len(facts.clients))
                 weights[screened.kept] = outcome.weights
