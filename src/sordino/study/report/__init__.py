@@ -17,7 +17,10 @@ from typing import Any
 from sordino._version import __version__
 from sordino.errors import BadInput
 from sordino.study.report import sections
-from sordino.study.report.charts import Chart, drawn
+from sordino.study.report.charts import drawn
+from sordino.study.report.combining import combining_table
+from sordino.study.report.fairness import budget_table
+from sordino.study.report.figure import Chart
 from sordino.study.report.gather import Group, Result, dig, grouped
 from sordino.study.report.pieces import figures, mark
 from sordino.study.report.promises import sheets as sheets_of
@@ -57,6 +60,8 @@ def render(results: Sequence[Result], title: str | None = None) -> str:
         "privacy-table": sections.privacy_table(groups),
         "quality-table": sections.quality_table(groups),
         "fairness-table": sections.fairness_table(groups),
+        "budget-table": budget_table(groups),
+        "combining-table": combining_table(groups),
         "contribution-note": escape(sections.contribution_note(groups)),
         "run-table": sections.run_table(groups),
         "study-table": sections.study_table(groups),

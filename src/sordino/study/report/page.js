@@ -3,6 +3,8 @@
   const data = JSON.parse(document.getElementById("report-data").textContent);
   const root = document.documentElement;
   const hidden = new Set();
+  const whole = (text) => text.replace(/[\ue000-\ue0ff]/g, (sign) => data.clients.phrases[sign] ?? sign);
+  data.clients.texts = data.clients.texts.map(whole);
   const dash = "–";
 
   function make(tag, attributes = {}, ...children) {
@@ -40,7 +42,7 @@
     const { title, ...rest } = spec;
     return {
       gridcolor: paint("@line"), linecolor: paint("@line"), zerolinecolor: paint("@line"),
-      tickfont: { color: paint("@muted"), size: 12 }, ...(rest.type === "log" ? { dtick: "D2", tickformat: "~g" } : {}), ...rest,
+      tickfont: { color: paint("@muted"), size: 12 }, exponentformat: "power", ...(rest.type === "log" ? { dtick: "D2", tickformat: "~g" } : {}), ...rest,
     };
   }
 
@@ -73,6 +75,7 @@
   function legends() {
     for (const box of document.querySelectorAll(".legend")) {
       const chart = data.charts.find((one) => one.id === box.dataset.chart);
+      if (chart.curves) { curveSwitches(box, chart); continue; }
       const shown = new Set(chart.traces.map((trace) => trace.legendgroup));
       const methods = data.methods.filter((method) => shown.has(`m${method.index}`));
       if (data.methods.length < 2) continue;
@@ -99,18 +102,76 @@
     for (const chart of data.charts) if (chart.traces.some((trace) => trace.legendgroup === method)) draw(chart);
   }
 
+  // ---- clients' curves: one method at a time, every client on request ----------------------------------------------
+  const TONES = { strictest: ["@ink", "solid"], middle: ["@muted", "dash"], loosest: ["@link", "dot"] };
+  const tone = (name) => TONES[name.split(",")[0]] ?? ["@ink", "solid"];
+
+  function curveTraces(chart) {
+    const { curves, scale, method, everyone } = chart;
+    const { rounds: x, groups, clients } = curves[method];
+    const up = (values) => values.map((value) => (value === null ? null : value / scale));
+    const series = { type: "scatter", mode: x.length > 1 ? "lines" : "markers", x, legendgroup: "curves" };
+    const each = everyone ? clients.map(([name, group, budget, values]) => ({
+      ...series, name, y: up(values), text: x.map(() => name), line: { color: `${tone(group)[0]}~0.4`, width: 1 },
+      hovertemplate: `%{text} (ε ${budget})<br>round %{x}: %{y:.1%}<extra></extra>`,
+    })) : [];
+    const means = groups.map(([name, values]) => {
+      const [color, dash] = tone(name);
+      return { ...series, name, y: up(values), line: { color, dash, width: 3 }, marker: { color, size: 8 },
+        hovertemplate: `${name}<br>round %{x}: %{y:.1%}<extra></extra>` };
+    });
+    return [...each, ...means];
+  }
+
+  function curveSwitches(box, chart) {
+    const redraw = () => { chart.traces = curveTraces(chart); draw(chart); renewTable(chart); };
+    const choices = chart.curves.map((curve, at) => {
+      const button = make("button", { type: "button", "aria-pressed": String(at === chart.method) }, mark(curve.index), curve.label);
+      button.addEventListener("click", () => {
+        chart.method = at;
+        choices.forEach((one, place) => one.setAttribute("aria-pressed", String(place === at)));
+        key.replaceChildren(...keyOf(chart));
+        redraw();
+      });
+      return button;
+    });
+    const every = make("button", { type: "button", class: "every", "aria-pressed": "false" }, "Every client");
+    every.addEventListener("click", () => {
+      chart.everyone = !chart.everyone;
+      every.setAttribute("aria-pressed", String(chart.everyone));
+      redraw();
+    });
+    const key = make("p", { class: "key" }, ...keyOf(chart));
+    box.setAttribute("aria-label", "Choose a method, show every client");
+    box.append(...(choices.length > 1 ? choices : []), every, key);
+    chart.traces = curveTraces(chart);
+  }
+
+  function keyOf(chart) {
+    return chart.curves[chart.method].groups.map(([name]) => {
+      return make("span", {}, make("i", { class: `stroke ${tone(name)[1]}` }), name);
+    });
+  }
+
+  function renewTable(chart) {
+    const details = document.querySelector(`details.data[data-chart="${chart.id}"]`);
+    details.querySelector(".box")?.remove();
+    if (details.open) dataTable(details);
+  }
+
   // ---- the charts' data as tables, made when asked for --------------------------------------------------------------
   function dataTable(details) {
     if (details.querySelector("table")) return;
     const chart = data.charts.find((one) => one.id === details.dataset.chart);
     const series = chart.traces.filter((trace) => trace.meta !== "band" && trace.legendgroup);
     const named = series.some((trace) => trace.text);
+    const lead = chart.curves ? "Series" : "Method";
     const across = chart.placed ? [] : [chart.x.title];
-    const heads = ["Method", ...(named ? ["Client"] : []), ...across, chart.y.title];
+    const heads = [lead, ...(named ? ["Client"] : []), ...across, chart.y.title];
     const body = make("tbody");
     for (const trace of series) {
       trace.x.forEach((x, at) => {
-        const values = [trace.name, ...(named ? [trace.text[at]] : []), ...(chart.placed ? [] : [x]), trace.y[at]];
+        const values = [trace.name, ...(named ? [trace.text?.[at]] : []), ...(chart.placed ? [] : [x]), trace.y[at]];
         body.append(make("tr", {}, ...values.map(plainCell)));
       });
     }
@@ -172,6 +233,12 @@
     return make("td", { class: `num ${extra}`, ...size }, shown ?? number(value));
   }
 
+  // The round after which a budget pays for no more; words sort after every round.
+  function endCell(end) {
+    if (typeof end === "number") return numberCell(end, end === 0 ? "never paid" : String(end), "wide");
+    return make("td", { class: "num wide", ...(end === null ? {} : { "data-v": "Infinity" }) }, end ?? dash);
+  }
+
   function usedCell(share) {
     if (share === null) return make("td", { class: "num" }, dash);
     const bar = make("i", { style: `width:${Math.min(100, 100 * share).toFixed(1)}%` });
@@ -180,7 +247,7 @@
   }
 
   function clientRow(entry) {
-    const [name, records, budget, delta, spent, share, replaced, released, standing] = entry;
+    const [name, records, budget, delta, spent, share, replaced, released, standing, , end] = entry;
     const texts = data.clients.texts;
     const word = texts[standing];
     const calm = word === "within budget" || word === "public data";
@@ -190,7 +257,7 @@
       "tr", { "data-client": name },
       make("td", {}, button), numberCell(records, undefined, "wide"), numberCell(budget),
       numberCell(delta, delta === null ? dash : exponential(delta), "wide"), numberCell(spent), usedCell(share),
-      numberCell(replaced), make("td", { class: "wide" }, texts[released]),
+      numberCell(replaced), endCell(end), make("td", { class: "wide releases" }, texts[released]),
       make("td", {}, make("span", { class: calm ? "yes" : "no" }, word)),
     );
   }
