@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections.abc import Sequence
@@ -283,9 +282,3 @@ def _seeds(groups: Sequence[Group]) -> str:
 
 def _cut(value: str, limit: int = 240) -> str:
     return value if len(value) <= limit else f"{value[:limit]}…"
-
-
-def as_json(value: Any) -> str:
-    """JSON that may stand inside a script element: no ``<`` can end it, nothing but finite numbers."""
-    dumped = json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    return dumped.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
