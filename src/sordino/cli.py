@@ -79,6 +79,7 @@ def plan(
     study: StudyFile,
     set_: Settings = [],  # noqa: B006
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    html: Annotated[Path | None, typer.Option(help="Write a page with a trade-off explorer.")] = None,
 ) -> None:
     """Say what a study would do, without touching records: noise, cost and warnings per client."""
     from sordino.study.file import read_study
@@ -89,8 +90,14 @@ def plan(
     view = make(read.federation(), method=read.chosen_method(), **read.arguments())
     if as_json:
         typer.echo(to_json(view.to_dict(), indent=1))
-    else:
+    elif not html:
         out_console.print(view)
+    if html:
+        from sordino.study.report.planned import write_plan
+
+        out_console.print(f"plan: {write_plan(view, html, read.study.name)}", highlight=False)
+    if read.sweep and not as_json:
+        out_console.print("this is the plan of the study without its \\[sweep]")
 
 
 @app.command()

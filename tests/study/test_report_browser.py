@@ -30,29 +30,6 @@ TRACES = {  # three methods and two seeds; a band for each line, where the seeds
 }
 PLOTS = "[...document.querySelectorAll('.js-plotly-plot')]"
 COUNT = f"Object.fromEntries({PLOTS}.map((p) => [p.id.slice(6), p.data.length]))"
-TEXT_CONTRAST = """() => {
-  const light = (colour) => {
-    const part = colour.match(/[\\d.]+/g).slice(0, 3).map((v) => v / 255);
-    const [r, g, b] = part.map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4));
-    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-  };
-  const ground = (node) => {
-    for (; node; node = node.parentElement) {
-      const colour = getComputedStyle(node).backgroundColor;
-      if (!/, 0\\)$/.test(colour)) return colour;
-    }
-    return "rgb(255, 255, 255)";
-  };
-  const poor = [];
-  for (const node of document.querySelectorAll("body *:not(script):not(style):not(svg *):not(noscript *)")) {
-    const own = [...node.childNodes].some((one) => one.nodeType === 3 && one.textContent.trim());
-    if (!own || !node.getClientRects().length) continue;
-    const [low, high] = [light(getComputedStyle(node).color), light(ground(node))].sort((a, b) => a - b);
-    const ratio = (high + 0.05) / (low + 0.05);
-    if (ratio < 4.5) poor.push([node.tagName, node.className, node.textContent.slice(0, 30), ratio]);
-  }
-  return poor;
-}"""
 
 
 @pytest.fixture(scope="module")
@@ -254,7 +231,7 @@ def test_structure_is_there_for_those_who_do_not_see_it(desk):
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_both_themes_are_legible_and_follow_the_system(desk, theme):
     in_theme(desk, theme)
-    assert desk.evaluate(TEXT_CONTRAST) == []
+    assert desk.evaluate(browsing.TEXT_CONTRAST) == []
 
 
 def test_the_theme_is_switched_by_hand_and_the_charts_follow(desk):

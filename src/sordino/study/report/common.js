@@ -76,7 +76,7 @@
     const chart = data.charts.find((one) => one.id === details.dataset.chart);
     const series = chart.traces.filter((trace) => trace.meta !== "band" && trace.legendgroup);
     const named = series.some((trace) => trace.text);
-    const lead = chart.curves ? "Series" : "Method";
+    const lead = chart.lead ?? "Method";
     const across = chart.placed ? [] : [chart.x.title];
     const heads = [lead, ...(named ? ["Client"] : []), ...across, chart.y.title];
     const body = make("tbody");

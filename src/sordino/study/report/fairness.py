@@ -89,7 +89,7 @@ def client_curves(groups: Sequence[Group]) -> Chart | None:
         traces=[],
         x={"title": "round"},
         y={"title": "accuracy", "tickformat": ".0%"},
-        layout={"hovermode": "closest", "curves": curves, "scale": SCALE, "method": first},
+        layout={"hovermode": "closest", "curves": curves, "scale": SCALE, "method": first, "lead": "Series"},
     )
 
 

@@ -64,7 +64,5 @@ def write_page(page: str, path: str | os.PathLike[str]) -> Path:
             raise
     except OSError as error:
         reason = error.strerror or str(error)
-        raise BadInput(
-            f"the page cannot be written to {target}: {reason}; free space or name another file"
-        ) from error
+        raise BadInput(f"the page cannot be written to {target}: {reason}; free space or name another file") from error
     return target
