@@ -96,6 +96,12 @@
     }
   }
 
+  // A logarithmic axis over a narrow range has no round numbers to label.
+  function fitAxis(id) {
+    const values = chartOf(id).traces.flatMap((trace) => trace.y);
+    chartOf(id).y.type = Math.max(...values) > 5 * Math.min(...values) ? "log" : "linear";
+  }
+
   function shareChart(place, epsilon) {
     const chart = chartOf("shares");
     if (!chart) return;
@@ -162,6 +168,7 @@
     tell(place);
     noiseChart(place, epsilon);
     sumCharts(place, epsilon);
+    fitAxis("aggregate");
     shareChart(place, epsilon);
     if (root.dataset.ready) for (const chart of data.charts.filter((one) => !one.fixed)) { draw(chart); renew(chart); }
   }

@@ -55,7 +55,7 @@ def render_plan(view: PlanView, name: str | None = None) -> str:
         "summary": escape(method.summary or "A method of your own."),
         "tiles": _tiles(view),
         "warnings": _warnings(view),
-        "explorer": _explorer(found, charts) if explored and found else "",
+        "explorer": _explorer(found, charts, view.plan.schedule.caps is not None) if explored and found else "",
         "explorer-link": '<li><a href="#explorer">Another budget?</a></li>' if explored else "",
         "client-table": _client_table(view, found),
         "selection": _selection(drawn, charts),
@@ -120,9 +120,9 @@ def _warnings(view: PlanView) -> str:
     )
 
 
-def _explorer(found: dict[str, Any], charts: list[Chart]) -> str:
+def _explorer(found: dict[str, Any], charts: list[Chart], adaptive: bool) -> str:
     drawn = found["drawn"]
-    note = ""
+    note = "Who trains is known only while training: the aggregate is shown as if everyone did. " if adaptive else ""
     if drawn and drawn["solved"]:
         note = "The chance of being drawn is solved anew (Problem 1) at each of these budgets. "
     elif drawn:
