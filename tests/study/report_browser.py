@@ -56,10 +56,12 @@ def opened(browser, path: Path, width: int = 1280, height: int = 900, theme: str
     page.on("pageerror", lambda error: seen.complaints.append(str(error)))
     page.on("console", lambda message: seen.complaints.append(message.text) if message.type in BAD else None)
     page.goto(path.resolve().as_uri(), wait_until="load")
+    page.wait_for_function(READY)
     return page, seen
 
 
 BAD = ("error", "warning")
+READY = "document.documentElement.dataset.ready"
 
 TEXT_CONTRAST = """() => {
   const light = (colour) => {

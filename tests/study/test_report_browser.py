@@ -289,5 +289,6 @@ def test_a_large_comparison_opens_in_under_two_seconds(browser, tmp_path):
     page.goto(path.resolve().as_uri(), wait_until="load")
     used = {one["name"]: one["value"] for one in session.send("Performance.getMetrics")["metrics"]}
     assert used["TaskDuration"] < 2.0
+    page.wait_for_function(browsing.READY)
     assert all(count >= (2 if name == "spectrum" else 3) for name, count in page.evaluate(COUNT).items())
     page.close()

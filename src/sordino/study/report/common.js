@@ -133,9 +133,13 @@
   let before = null; // what to return to after printing
   const themeButton = document.getElementById("theme");
 
+  function nameTheme() {
+    themeButton.textContent = root.dataset.theme === "dark" ? "Light theme" : "Dark theme";
+  }
+
   function setTheme(theme, size) {
     root.dataset.theme = theme;
-    themeButton.textContent = theme === "dark" ? "Light theme" : "Dark theme";
+    nameTheme();
     for (const chart of data.charts) draw(chart, size);
   }
 
@@ -156,12 +160,23 @@
     });
   }
 
+  // The first charts are drawn at once, the others one by one after the page has been shown: it never stands still.
+  let started = false;
+
+  function drawRest(charts) {
+    if (charts.length === 0) { root.dataset.ready = "true"; return; }
+    draw(charts[0]);
+    setTimeout(() => drawRest(charts.slice(1)));
+  }
+
   function start() {
+    started = true;
     document.querySelectorAll("table.sortable").forEach(sortable);
     for (const details of document.querySelectorAll("details.data")) {
       details.addEventListener("toggle", () => { if (details.open) dataTable(details); });
     }
-    setTheme(root.dataset.theme);
+    nameTheme();
+    data.charts.slice(0, 2).forEach((chart) => draw(chart));
     themeButton.addEventListener("click", () => setTheme(root.dataset.theme === "dark" ? "light" : "dark"));
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", (event) => {
       const theme = event.matches ? "dark" : "light";
@@ -172,5 +187,5 @@
       button.addEventListener("click", () => savePicture(button));
     }
     printing();
-    root.dataset.ready = "true";
+    setTimeout(() => drawRest(data.charts.slice(2)));
   }

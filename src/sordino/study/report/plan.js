@@ -170,7 +170,7 @@
     sumCharts(place, epsilon);
     fitAxis("aggregate");
     shareChart(place, epsilon);
-    if (root.dataset.ready) for (const chart of data.charts.filter((one) => !one.fixed)) { draw(chart); renew(chart); }
+    if (started) for (const chart of data.charts.filter((one) => !one.fixed)) { draw(chart); renew(chart); }
   }
 
   function keys() {
