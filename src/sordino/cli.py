@@ -97,7 +97,9 @@ def plan(
 
         out_console.print(f"plan: {write_plan(view, html, read.study.name)}", highlight=False)
     if read.sweep and not as_json:
-        out_console.print("this is the plan of the study without its \\[sweep]")
+        from sordino.study.sweep import points
+
+        out_console.print(f"this is the plan of the study without its \\[sweep], which makes {len(points(read))} runs")
 
 
 @app.command()

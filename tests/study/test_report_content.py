@@ -21,6 +21,8 @@ from sordino.study import report
 from sordino.study.report.gather import curve, grouped
 from sordino.study.report.numbers import MAX_POINTS, as_epsilon, plain, spread, thin, upward
 from sordino.study.report.promises import statement
+from sordino.study.result import to_json
+from sordino.study.run import train
 
 
 def page_of(results) -> str:
@@ -282,6 +284,13 @@ def test_accuracy_is_grouped_by_budget_and_the_gap_is_named():
     for entry in result["privacy"]:
         entry["epsilon"] = 1.0
     assert 'id="t-budgets"' not in page_of([result])
+
+
+def test_the_groups_of_a_real_run_are_those_of_its_result(digits):
+    done = train(digits, "logistic", rounds=2, rate=0.2)
+    told = re.search(r'id="t-budgets".*?</table>', page_of([json.loads(to_json(done.result))]), re.S)[0]
+    expected = [f"{100 * one['accuracy']:.1f} %" for one in done.result["final"]["by_budget"]]
+    assert re.findall(r"<td class=num[^>]*>([^<]*)</td>", told)[:3] == expected
 
 
 def test_group_curves_are_means_over_clients_and_seeds():

@@ -93,4 +93,4 @@ def test_plan_writes_a_page_and_trains_nothing(call, tmp_path):
 
 
 def test_plan_says_that_it_leaves_the_sweep_out(call):
-    assert "without its [sweep]" in call(STUDY + SWEEP, "plan")[1]
+    assert "without its [sweep], which makes 8 runs" in call(STUDY + SWEEP, "plan")[1]

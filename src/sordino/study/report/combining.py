@@ -40,9 +40,15 @@ def combining_table(groups: Sequence[Group]) -> str:
     heads = ("Method", "Noise power", "Least possible", "Over the least", "Largest mean weight", "Declared noise")
     caption = (
         "Noise of one coordinate of the combined update, Σ w²σ²/η², in the last evaluated round; the least possible "
-        "has weights 1/σ². From the noise this simulation drew, which only an observer of a simulation sees."
+        "has weights 1/σ². "
     )
-    return table("t-combined", caption, heads, rows)
+    watched = any(row.get("observer") for group in groups for run in group.runs for row in run.rounds)
+    told = (
+        "From the noise this simulation drew, which only an observer of a simulation sees."
+        if watched
+        else "From the noise that clients declared."
+    )
+    return table("t-combined", caption + told, heads, rows)
 
 
 def _declared_cell(group: Group) -> Cell:
