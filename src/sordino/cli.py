@@ -95,7 +95,8 @@ def plan(
     if html:
         from sordino.study.report.planned import write_plan
 
-        out_console.print(f"plan: {write_plan(view, html, read.study.name)}", highlight=False)
+        console = err_console if as_json else out_console
+        console.print(f"plan: {write_plan(view, html, read.study.name)}", highlight=False)
     if read.sweep and not as_json:
         from sordino.study.sweep import points
 

@@ -1,5 +1,6 @@
 """Sweeps and the plan's page from the command line."""
 
+import json
 import sys
 
 import pytest
@@ -87,6 +88,7 @@ def test_plan_writes_a_page_and_trains_nothing(call, tmp_path):
     assert "plan: pages/plan.html" in out
     assert "Private, if run as planned" in (tmp_path / "pages" / "plan.html").read_text()
     assert not (tmp_path / "runs").exists()
+    assert len(json.loads(call(STUDY, "plan", "--json", "--html", "plan.html")[1])["clients"]) == 3
     code, _, err = call(STUDY, "plan", "--html", "study.toml/plan.html")
     assert code == 2
     assert "cannot be written" in err
