@@ -22,6 +22,7 @@ from sordino.engine.keeping import Left, keep, kept_rows
 from sordino.engine.mapped import Table
 from sordino.engine.sharded import Shard
 from sordino.engine.telling import told
+from sordino.engine.weighing import weighed
 from sordino.errors import SordinoError
 from sordino.methods.asking import Ask
 from sordino.methods.plan import Plan
@@ -170,6 +171,9 @@ def close_round(setup: Setup, state: Checkpoint, opened: Opened, uploads: dict[s
     if outcome.weights is not None:
         counted = np.bincount(called.clients, outcome.weights, minlength=len(plan.clients))
         record["weights"] = {plan.clients[i].name: float(counted[i]) for i in dict.fromkeys(called.clients.tolist())}
+        if is_time(plan, number):
+            names = [c.name for c in plan.clients]
+            record |= weighed(facts, outcome.weights, names, record.get("observer", {}))
     return record | ({"diagnostics": outcome.diagnostics} if outcome.diagnostics else {})
 
 

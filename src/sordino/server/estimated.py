@@ -103,6 +103,7 @@ def factor_hdp(screened: Screened, state: State, *, rounds: int = 5, rank: int |
             pooled = _pooled(past, facts.clients)
         estimates, lines = plausible(pooled * scale, facts)
         shown = {"rank": found.rank, "converged": found.converged, "rounds": len(past)}
+        shown["update_singular_values"] = _singular_values(inner * scale, dimension)
     weights = inverse_weights(estimates)
     shown |= {"estimated_variances": estimates.tolist(), "log": lines}
     return Outcome(weighted(screened.updates, weights), weights, state, shown)
@@ -191,6 +192,7 @@ def random_effects(
         squares += weights**2 * (size / dimension)
         found = {"votes": votes.tolist(), "spread": between.estimate, "spread_error": _finite(between.error)}
         shown |= {"layers": {**shown.get("layers", {}), name: found}} if per_layer else found
+    shown["update_singular_values"] = _singular_values(gram(screened.updates.T), dimension)
     return Outcome(delta, np.sqrt(squares) if per_layer else weights, state, {**shown, "log": lines})
 
 
@@ -253,6 +255,12 @@ def column_norm(screened: Screened, state: State) -> Outcome:
     weights = inverse_weights(estimates)
     shown = {"estimated_variances": estimates.tolist(), "log": lines}
     return Outcome(weighted(screened.updates, weights), weights, state, shown)
+
+
+def _singular_values(inner: Array, dimension: int) -> list[float]:
+    """Singular values of M, largest first, from its Gram matrix MᵀM/d."""
+    squares = np.linalg.eigvalsh(inner)[::-1] * dimension
+    return [float(one) for one in np.sqrt(np.maximum(squares, 0.0))]
 
 
 def _finite(value: float) -> float | None:
