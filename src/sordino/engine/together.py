@@ -16,6 +16,7 @@ from torch import Tensor
 
 from sordino.client.rows import Rows
 from sordino.client.turn import take_turn
+from sordino.engine import rounds
 from sordino.engine.checkpoint import Checkpoint
 from sordino.engine.simulate import (
     Index,
@@ -27,7 +28,6 @@ from sordino.engine.simulate import (
     draw_rows,
     look,
     open_round,
-    turns_taken,
 )
 from sordino.errors import BadInput
 from sordino.privacy.gate import Permit
@@ -37,7 +37,7 @@ from sordino.privacy.types import Release
 def simulate_together(setups: Sequence[Setup], states: Sequence[Checkpoint]) -> Iterator[int]:
     """Run all rounds of all runs, round by round; yields each round's number when every run has finished it."""
     _check(setups)
-    taken = [turns_taken(setup, state) for setup, state in zip(setups, states)]
+    taken = [rounds.turns_taken(setup.plan, state.history) for setup, state in zip(setups, states)]
     for number in range(1, max(setup.plan.schedule.rounds for setup in setups) + 1):
         live = [i for i, s in enumerate(setups) if states[i].round < number <= s.plan.schedule.rounds]
         started = time.perf_counter()
