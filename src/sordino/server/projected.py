@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from functools import partial
 
 import numpy as np
 import torch
@@ -23,7 +24,7 @@ from torch import Tensor
 
 from sordino.errors import BadInput
 from sordino.server.defend import Screened, defended
-from sordino.server.facts import Array, Outcome, State
+from sordino.server.facts import Array, Outcome, Rule, State
 from sordino.server.shares import budget_shares, weighted
 
 Layout = tuple[tuple[str, tuple[int, ...], int], ...]
@@ -153,6 +154,14 @@ def coefficients(update: Tensor, basis: Tensor, layout: Layout) -> Tensor:
     """
     parts = tensors(layout, basis.shape[0])
     return torch.cat([update[..., part] @ basis[part] for part in parts], dim=-1)
+
+
+def sends_coefficients(rule: Rule, epsilons: Array, state: State) -> NDArray[np.bool_]:
+    """Which rows need to upload coefficients only: under PFA+, once there is a basis, the private ones."""
+    inner, options = (rule.func, rule.keywords) if isinstance(rule, partial) else (rule, {})
+    if inner is not pfa_plus or "pfa_basis" not in state:
+        return np.zeros(len(epsilons), dtype=bool)
+    return ~public_rows(epsilons, options.get("split", "mixture"), options.get("share", 0.1))
 
 
 def expand(sent: Tensor, basis: Tensor, layout: Layout) -> Tensor:

@@ -115,6 +115,18 @@ class Compare(Section):
     seeds: list[int] = []
 
 
+class Deployment(Section):
+    """``[deployment]``: which sites take part, what their records look like, how long the server waits."""
+
+    sites: list[str] = []
+    shape: list[int] | None = None
+    classes: int | None = Field(default=None, gt=1)
+    enrol: float = Field(default=300.0, gt=0)
+    timeout: float = Field(default=600.0, gt=0)
+    least: int = Field(default=1, gt=0)
+    absent: Literal["refuse", "go on"] = "refuse"
+
+
 class Study(Section):
     """A whole study."""
 
@@ -125,6 +137,7 @@ class Study(Section):
     method: MethodParts = MethodParts()
     training: TrainingKeys = TrainingKeys()
     compare: Compare = Compare()
+    deployment: Deployment = Deployment()
 
     def federation(self) -> Federation:
         """Load the data, deal it to clients, give them their budgets."""
