@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sordino._version import __version__
+from sordino.commands import federation
 from sordino.errors import BadInput, SordinoError
 
 app = typer.Typer(
@@ -307,6 +308,9 @@ def _ledger(path: Path) -> Any:
     if not path.exists():
         raise BadInput(f"ledger {path} does not exist")
     return Ledger(path, readonly=True)
+
+
+federation.register(app)
 
 
 def main() -> None:

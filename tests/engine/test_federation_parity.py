@@ -8,8 +8,6 @@ import pytest
 import torch
 from federation_rig import Rig, five_clients, simulated, table
 
-from sordino.engine.federation.coordinator import check_deployable
-from sordino.errors import BadInput
 from sordino.methods import get, names
 
 DEPLOYABLE = [name for name in names() if name != "optimum"]

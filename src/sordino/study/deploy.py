@@ -110,11 +110,9 @@ def features(study: Study) -> tuple[tuple[int, ...], int | None, str | None]:
         raise BadInput(
             "the server has no records to look at: declare deployment.shape, such as [1, 28, 28], or [data.schema]"
         )
-    if schema is not None:
-        classes = None if schema.classes is None else len(schema.classes)
-    else:
-        classes = where.classes
-    return shape, classes, None if schema is None else schema_hash(schema)
+    if schema is None:
+        return shape, where.classes, None
+    return shape, None if schema.classes is None else len(schema.classes), schema_hash(schema)
 
 
 def schema_hash(schema: Schema) -> str:

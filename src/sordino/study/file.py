@@ -223,7 +223,7 @@ def make_study(table: dict[str, Any], settings: Sequence[str] = ()) -> Study:
     try:
         return Study.model_validate(table)
     except ValidationError as error:
-        raise BadInput(_explain(error)) from None
+        raise BadInput(explain(error, Study)) from None
 
 
 def _put(table: dict[str, Any], setting: str) -> None:
@@ -242,20 +242,21 @@ def _put(table: dict[str, Any], setting: str) -> None:
     table[last] = value
 
 
-def _explain(error: ValidationError) -> str:
+def explain(error: ValidationError, model: type[BaseModel]) -> str:
+    """The first thing that is wrong with a file, by key, with a remedy."""
     first = error.errors(include_url=False)[0]
     where = [str(one) for one in first["loc"]]
     key = ".".join(where[:2])
     if first["type"] == "extra_forbidden":
-        known = _known(where)
+        known = _known(where, model)
         near = difflib.get_close_matches(where[-1], known, n=1)
         return f"unknown key {key}: " + (f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(known)}")
     return f"{key} = {first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}"
 
 
-def _known(where: list[str]) -> list[str]:
+def _known(where: list[str], model: type[BaseModel]) -> list[str]:
     if len(where) < 2:
-        return list(Study.model_fields)
-    section = Study.model_fields[where[0]].annotation
+        return list(model.model_fields)
+    section = model.model_fields[where[0]].annotation
     fields = getattr(section, "model_fields", {})
     return [field.alias or name for name, field in fields.items()]

@@ -22,7 +22,7 @@ from sordino.engine.federation import wire
 from sordino.engine.federation.inbox import Inbox
 from sordino.engine.federation.wire import Packet, pack, unpack
 from sordino.errors import BadInput
-from sordino.methods import Plan
+from sordino.methods import Method, Plan
 from sordino.methods.plan import ClientPlan
 from sordino.server.projected import expand, sends_coefficients
 from sordino.server.select import Round
@@ -346,9 +346,9 @@ def _missing(heard: Heard) -> dict[str, Any]:
     return found
 
 
-def check_deployable(plan: Plan) -> None:
+def check_deployable(method: Method) -> None:
     """Refuse what only a simulation can do."""
-    if plan.method.name == "optimum" or "optimum" in plan.method.describe()["aggregate"]:
+    if "optimum" in method.describe()["aggregate"]:
         raise BadInput(
             "optimum is an oracle: it weighs by the noise a simulation really drew, which no server can know; "
             "use robust-hdp, factor-hdp or declared-variance"

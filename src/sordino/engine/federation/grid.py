@@ -77,7 +77,8 @@ class GridTransport:
         addresses: Callable[[], dict[str, tuple[int, str]]],
     ) -> None:
         until = time.monotonic() + seconds
-        open_, sent, looked = set(range(len(requests))), {}, 0.0  # sent: by message, the request and the node's arrival
+        open_, looked = set(range(len(requests))), -LOOK
+        sent: dict[str, tuple[int, str]] = {}  # by message: which request it carries, and when its node had come
         while open_ and time.monotonic() < until:
             if time.monotonic() - looked >= LOOK:
                 where, looked = addresses(), time.monotonic()

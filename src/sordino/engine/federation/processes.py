@@ -52,6 +52,7 @@ class Child:
 
     def __init__(self, arguments: Sequence[str], env: dict[str, str], log: Path) -> None:
         self.log = log
+        self.name = Path(arguments[0]).name
         log.parent.mkdir(parents=True, exist_ok=True)
         with open(log, "ab") as out:
             self.process = subprocess.Popen(
@@ -94,7 +95,7 @@ def wait_for_port(child: Child, host: str, port: int, seconds: float) -> None:
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         if not child.running:
-            raise SordinoError(f"{child.process.args[0]} stopped at once:\n{child.tail()}")  # type: ignore[index]
+            raise SordinoError(f"{child.name} stopped at once:\n{child.tail()}")
         with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=1.0):
             return
         time.sleep(0.1)

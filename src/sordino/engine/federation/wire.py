@@ -24,7 +24,8 @@ from sordino.privacy.types import Adjacency, Sampling, Scheme
 VERSION = 1
 
 WHO, HELLO, OFFER, ASK, TURN, BYE = "who", "hello", "offer", "ask", "turn", "bye"
-"""Requests: what is your name? – would this study suit you? – would you do this much of it? – answer a question – take a turn – the run is over."""
+"""Requests: what is your name? – would this study suit you? – would you do this much of it? – answer a question –
+take a turn – the run is over."""
 
 FACTS, ACCEPTED, ANSWER, UPLOAD, REFUSED, UNAVAILABLE = (
     "facts",
