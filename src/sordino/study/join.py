@@ -18,8 +18,11 @@ log = logging.getLogger("sordino.site")
 FIRST = 3600.0
 """Seconds a site waits for its server to appear."""
 
-AGAIN = 5.0
+AGAIN = 3.0
 """Seconds before a SuperNode that ended is started again."""
+
+STRANGER = 60.0
+"""Seconds after which a site that is turned away stops asking; a server may be slow to register keys."""
 
 
 def join(
@@ -27,6 +30,7 @@ def join(
     *,
     insecure: bool = False,
     wait: float = FIRST,
+    stranger: float = STRANGER,
     source: Source | None = None,
     done: Callable[[], bool] = lambda: False,
 ) -> None:
@@ -37,6 +41,7 @@ def join(
     path: the site's SITE.toml.
     insecure: no TLS, no authentication: for trials on one machine.
     wait: seconds to wait for the server's first answer.
+    stranger: seconds to go on asking a server that does not know this site's key.
     source: a deterministic generator, for tests only; it marks the site's ledger NOT PRIVATE (R9).
     """
     file = read_site(path)
@@ -44,25 +49,30 @@ def join(
     with file.open(source) as site, open_door() as door:
         log.info("%s: %d records, budget %s", site.name, site.declared.records, site.budget)
         meet(address, wait)
-        node, started = Node(site.folder, address, door.path), time.monotonic()
+        node, started, turned_away = Node(site.folder, address, door.path), time.monotonic(), None
         try:
             while not done():
                 door.serve_one(site.handle, 0.2)
-                if not node.running:
-                    _explain_end(node)
-                    if time.monotonic() - started > AGAIN:
-                        log.warning("the SuperNode ended; starting it again")
-                        meet(address, wait)
-                        node, started = Node(site.folder, address, door.path), time.monotonic()
+                if node.running:
+                    continue
+                if _turned_away(node):
+                    turned_away = turned_away or started
+                    if time.monotonic() - turned_away > stranger:
+                        raise SordinoError(
+                            f"the server at {address} does not know this site's key: give its operator the public key "
+                            "that belongs to keys.private, under this site's name"
+                        )
+                else:
+                    turned_away = None
+                if time.monotonic() - started > AGAIN:
+                    log.warning("the SuperNode ended; starting it again")
+                    node.stop()
+                    meet(address, wait)
+                    node, started = Node(site.folder, address, door.path), time.monotonic()
         finally:
             node.stop()
 
 
-def _explain_end(node: Node) -> None:
-    """Raise where starting again would not help."""
-    said = node.said()
-    if "not registered" in said.lower() or "unauthenticated" in said.lower() or "401" in said:
-        raise SordinoError(
-            "the server does not know this site's key: give it the public key that belongs to keys.private, "
-            "and ask its operator to start the server with it"
-        )
+def _turned_away(node: Node) -> bool:
+    """Whether the server refused to let this node in, which is what it does with a key that it does not know."""
+    return "Failed to activate SuperNode" in node.said()

@@ -26,6 +26,10 @@ RESTARTS = 5
 """How often a coordinator that died is started again before somebody should look."""
 
 
+END = 10.0
+"""Seconds a coordinator has to end after it wrote its result."""
+
+
 class Failed(SordinoError):
     """The coordinator gave up, and said why."""
 
@@ -35,9 +39,10 @@ def coordinate(grid: Any, context: Any) -> None:
     from sordino.engine.federation.grid import GridTransport
 
     folder = Path(str(context.run_config["run"]))
-    logging.basicConfig(
-        filename=folder / "coordinator.log", level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s"
-    )
+    to_file = logging.FileHandler(folder / "coordinator.log")
+    to_file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    logging.getLogger("sordino").addHandler(to_file)
+    logging.getLogger("sordino").setLevel(logging.INFO)
     with _alone(folder):
         try:
             about = json.loads((folder / "serve.json").read_text())
@@ -113,6 +118,9 @@ def run_on(link: Link, folder: Path, watch: Callable[[dict[str, Any]], None] = l
         shown = _show(log_file, shown, watch)
         time.sleep(0.2)
     _show(log_file, shown, watch)
+    until = time.monotonic() + END
+    while is_coordinated(folder) and time.monotonic() < until:
+        time.sleep(0.1)
     result: dict[str, Any] = json.loads(done.read_text())
     return result
 

@@ -6,6 +6,7 @@ import contextlib
 import re
 import socket
 import ssl
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,12 +73,15 @@ def _check_certificate(address: Address, line: socket.socket) -> None:
 
 
 class Node:
-    """A SuperNode process for one site."""
+    """A SuperNode process for one site, and the starter of its app processes."""
 
     def __init__(self, folder: Path, address: Address, door: Path) -> None:
         home = folder / "flower"
         home.mkdir(parents=True, exist_ok=True)
-        arguments = [command("flower-supernode"), "--superlink", str(address), "--port", str(free_port())]
+        command("flower-supernode")  # a readable error where Flower is missing
+        starter = door.with_name("starter")
+        starter.unlink(missing_ok=True)
+        arguments = [*_module("supernode"), "--superlink", str(address), "--port", str(free_port())]
         arguments += ["--node-config", f'door="{door}"']
         if address.authority is None:
             arguments.append("--insecure")
@@ -86,7 +90,9 @@ class Node:
             arguments += ["--auth-supernode-private-key", str(address.private)]
         self.log = folder / "supernode.log"
         self._read = self.log.stat().st_size if self.log.exists() else 0
-        self.child = Child(arguments, environment(home, write_guard(folder / "guard")), self.log)
+        env = environment(home, write_guard(folder / "guard", starter))
+        self.starter = Child([*_module("guard"), str(starter)], env, self.log)
+        self.child = Child(arguments, env, self.log)
 
     @property
     def running(self) -> bool:
@@ -95,8 +101,9 @@ class Node:
 
     def stop(self) -> None:
         """End it."""
-        with contextlib.suppress(OSError):
-            self.child.stop()
+        for one in (self.child, self.starter):
+            with contextlib.suppress(OSError):
+                one.stop()
 
     def said(self) -> str:
         """What this process has written so far."""
@@ -106,3 +113,7 @@ class Node:
                 return file.read().decode(errors="replace")
         except OSError:
             return ""
+
+
+def _module(name: str) -> list[str]:
+    return [sys.executable, "-m", f"sordino.engine.federation.{name}"]
