@@ -116,6 +116,7 @@ class Rig:
     stack: ExitStack = field(default_factory=ExitStack)
 
     def __enter__(self) -> Rig:
+        self.folder.mkdir(parents=True, exist_ok=True)
         self.ready: Deployment = prepare(make_study(self.study), "run1")
         self.wires = Wires({name: self.site(name) for name in self.clients.names})
         return self
@@ -141,12 +142,17 @@ class Rig:
 
     def coordinator(self, least: int = 1) -> Coordinator:
         """Enrol, plan and agree, as the server does before the first round."""
-        self.facts, self.turned_away = enrol(self.wires, self.ready.brief, list(self.clients.names), 5.0)
+        self.coordinator_facts()
         plan = self.ready.plan(self.facts, self.noises)
         self.payable, self.refused = agree(self.wires, self.ready.brief, plan, 5.0)
         plan = adapt(plan, self.payable, len(self.ready.start), self.ready.study.study.seed)
         inbox = Inbox(self.folder / "inbox")
         return Coordinator(self.ready.course(plan), self.ready.brief, self.wires, inbox, self.payable, least=least)
+
+    def coordinator_facts(self) -> dict[str, dict[str, Any]]:
+        """What the sites say about themselves."""
+        self.facts, self.turned_away = enrol(self.wires, self.ready.brief, list(self.clients.names), 5.0)
+        return self.facts
 
     def first(self) -> Checkpoint:
         return Checkpoint(0, self.ready.start.clone(), self.ready.start.clone())

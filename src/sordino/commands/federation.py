@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -62,6 +63,7 @@ def serve(
     from sordino.study.status import line_of
 
     _log_to(err_console)
+    _end_in_order()
     read = read_study(study, set_)
     folder = out or Path("runs") / read.study.name
     if insecure:
@@ -92,6 +94,7 @@ def join(
     from sordino.study.join import join as take_part
 
     _log_to(err_console)
+    _end_in_order()
     if insecure:
         _warn(err_console)
     take_part(site, insecure=insecure, wait=wait)
@@ -130,6 +133,15 @@ def _warn(console: Any) -> None:
         "[bold red]WARNING[/bold red] --insecure: no TLS, no authentication. Anybody on the way can read and change "
         "everything, and anybody can pose as the server or as a site. For a trial on one machine only."
     )
+
+
+def _end_in_order() -> None:
+    """SIGTERM, which service managers send, ends the command like Ctrl-C: with everything it started."""
+
+    def stop(number: int, frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, stop)
 
 
 def _log_to(console: Any) -> None:

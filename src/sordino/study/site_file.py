@@ -61,6 +61,7 @@ class Limits(Section):
     rounds: int = Field(default=1000, gt=0)
     steps: int = Field(default=10_000, gt=0)
     parameters: int = Field(default=200_000_000, gt=0)
+    run_epsilon: float | None = Field(default=None, gt=0)
     least_noise: float = Field(default=0.1, ge=0)
     clip: list[float] = Field(default=[1e-4, 1e4], min_length=2, max_length=2)
 
@@ -112,6 +113,7 @@ class SiteFile:
             said.rounds,
             said.steps,
             said.parameters,
+            said.run_epsilon,
             said.least_noise,
             (low, high),
         )

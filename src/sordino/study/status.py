@@ -54,6 +54,9 @@ def _site(
 ) -> dict[str, Any]:
     facts = enrolled["sites"].get(name, {})
     refusals = [f"round {one['round']}: {one['refused'][name]}" for one in history if name in one.get("refused", {})]
+    dry = [one["round"] for one in history if name in one.get("cannot_pay", ())]
+    if dry:
+        refusals.append(f"its budget for this run was used up before round {dry[0]}")
     first = enrolled["refused"].get(name) or agreed["refused"].get(name)
     return {
         "site": name,
@@ -95,6 +98,8 @@ def line_of(record: dict[str, Any], rounds: int) -> str:
     parts += [f"{name} refused: {why}" for name, why in record.get("refused", {}).items()]
     if record.get("absent"):
         parts.append(f"no answer from {', '.join(record['absent'])}")
+    if record.get("cannot_pay"):
+        parts.append(f"budget used up: {', '.join(record['cannot_pay'])}")
     if record.get("note"):
         parts.append(record["note"])
     return "; ".join(parts)

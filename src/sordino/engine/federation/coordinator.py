@@ -190,7 +190,9 @@ class Coordinator:
         taken = rounds.turns_taken(plan, state.history)
         left = rounds.turns_left(plan, self.payable) - taken
         left[[i for i, c in enumerate(plan.clients) if c.name in broke]] = 0
-        called = rounds.who_can_pay(plan, state.server, left, plan.schedule.round(number))
+        scheduled = plan.schedule.round(number)
+        called = rounds.who_can_pay(plan, state.server, left, scheduled)
+        dry = sorted({plan.clients[i].name for i in set(scheduled.clients) - set(called.clients)})
         missing = Heard()
         heard: dict[str, Tensor] = {}
         for place, ask in enumerate(rounds.own_questions(plan)):
@@ -219,7 +221,7 @@ class Coordinator:
         if not uploads and (missing.absent or missing.refused):
             record["note"] = f"{len(called.clients)} answers of at least {self.least}: the model stays as it is"
         record |= rounds.moving_clip(plan, public) if uploads else {}
-        return record | _missing(missing)
+        return record | _missing(missing) | ({"cannot_pay": dry} if dry else {})
 
     def _turns(
         self,

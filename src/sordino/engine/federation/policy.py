@@ -46,6 +46,7 @@ class Policy:
     not_private: whether methods without noise may run on these records at all.
     models: allowed by name; None: those that come with sordino. Models of your own must be listed.
     rounds, steps, parameters: the most turns of a run, local steps of a turn, model parameters.
+    run_epsilon: the most ε that one run is offered; None: all of the budget. What is spent is the ledger's business.
     least_noise: the smallest noise multiplier of any release, whatever the budget would pay for.
     clip: the range of clipping radii. A tiny radius would put noise below what floats resolve, so there is a floor.
     """
@@ -56,6 +57,7 @@ class Policy:
     rounds: int = 1000
     steps: int = 10_000
     parameters: int = 200_000_000
+    run_epsilon: float | None = None
     least_noise: float = 0.1
     clip: tuple[float, float] = (1e-4, 1e4)
 

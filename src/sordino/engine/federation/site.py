@@ -92,6 +92,8 @@ class Site:
         self.ledger = ledger
         self.folder = folder
         self.policy = policy or Policy()
+        most = self.policy.run_epsilon
+        self.offered = budget if most is None else replace(budget, epsilon=min(most, budget.epsilon))
         self.source = Secret() if source is None else source
         ledger.open_account(name, budget)
         if source is not None:
@@ -137,9 +139,9 @@ class Site:
         facts = {
             "name": self.name,
             "records": self.declared.records,
-            "epsilon": self.budget.epsilon,
-            "delta": self.budget.delta,
-            "adjacency": str(self.budget.adjacency),
+            "epsilon": self.offered.epsilon,
+            "delta": self.offered.delta,
+            "adjacency": str(self.offered.adjacency),
         }
         try:
             self._understood(_canonical(brief))
@@ -270,7 +272,7 @@ class Site:
         most, public = max((turns, *queries)), self.budget.is_public
         check_terms(self.policy, method, terms, asks, most, self.declared.records, public)
         parts = (terms, asks, queries)
-        plan = ClientPlan(self.name, self.declared.records, self.budget, turns, *parts, 0.0, method.adaptive)
+        plan = ClientPlan(self.name, self.declared.records, self.offered, turns, *parts, 0.0, method.adaptive)
         job = Job(_safe(str(brief["run"])), method, work, terms, asks, plan, layout)
         if not method.private:
             self.ledger.mark_not_private(self.name, f"run {job.run} used {method.name}, which adds no noise")
