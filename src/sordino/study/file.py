@@ -244,7 +244,8 @@ def _put(table: dict[str, Any], setting: str) -> None:
 
 def explain(error: ValidationError, model: type[BaseModel]) -> str:
     """The first thing that is wrong with a file, by key, with a remedy."""
-    first = error.errors(include_url=False)[0]
+    found = error.errors(include_url=False)
+    first = next((one for one in found if one["type"] == "extra_forbidden"), found[0])  # a misspelt key also is missing
     where = [str(one) for one in first["loc"]]
     key = ".".join(where[:2])
     if first["type"] == "extra_forbidden":

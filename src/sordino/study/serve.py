@@ -23,7 +23,7 @@ START = 120.0
 """Seconds a coordinator has to take up its run."""
 
 RESTARTS = 5
-"""How often a coordinator that died is started again before somebody should look."""
+"""How often a coordinator that died within one round is started again before somebody should look."""
 
 
 END = 10.0
@@ -115,7 +115,8 @@ def run_on(link: Link, folder: Path, watch: Callable[[dict[str, Any]], None] = l
             starts, began = starts + 1, time.monotonic()
         elif is_coordinated(folder):
             began = time.monotonic() - START + 10.0  # once it was there, ten seconds of absence are a death
-        shown = _show(log_file, shown, watch)
+        before, shown = shown, _show(log_file, shown, watch)
+        starts = 0 if shown > before else starts  # a round was finished in between: it is not the same trouble again
         time.sleep(0.2)
     _show(log_file, shown, watch)
     until = time.monotonic() + END

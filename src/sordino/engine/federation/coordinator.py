@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -293,7 +294,10 @@ class Coordinator:
             requests.append((client.name, pack(Packet(kind, {**about, "public": plain, **more[row]}, sent))))
         self.notice({"round": number, "phase": phase, "asked": [name for name, _ in requests]})
         name = f"{number:06d}-{phase.replace(' ', '-')}"
+        began = time.monotonic()
         heard = exchange(self.transport, requests, self.seconds, self.inbox, name)
+        took = time.monotonic() - began
+        log.info("round %d, %s: %d of %d answered in %.1f s", number, phase, len(heard.replies), len(requests), took)
         for who, why in heard.refused.items():
             log.warning("round %d, %s: %s refused: %s", number, phase, who, why)
         if heard.absent:

@@ -20,6 +20,9 @@ POLL = 0.2
 LOOK = 2.0
 """Seconds between two looks at who is there."""
 
+TRIES = 3
+"""How often a packet is sent to a site that keeps going away: a turn that fails every time is charged every time."""
+
 WHO = 60.0
 """Seconds a node without a registered name has to say who it is."""
 
@@ -64,8 +67,8 @@ class GridTransport:
     ) -> None:
         """Send packets and collect replies for at most ``seconds``.
 
-        A site that comes back within that time gets its packet (again): it is the same request, so it costs the site
-        nothing that it has not paid already.
+        A site that comes back within that time gets its packet again, up to ``TRIES`` times: it is the same request, so
+        a release that the site has stored is sent again and costs it nothing.
         """
         self._exchange(requests, seconds, arrived, self._addresses)
 
@@ -76,23 +79,26 @@ class GridTransport:
         arrived: Callable[[int, bytes], None],
         addresses: Callable[[], dict[str, tuple[int, str]]],
     ) -> None:
-        until = time.monotonic() + seconds
-        open_, looked = set(range(len(requests))), -LOOK
+        until, looked = time.monotonic() + seconds, -LOOK
+        waiting = set(range(len(requests)))
+        tries = [0] * len(requests)
         sent: dict[str, tuple[int, str]] = {}  # by message: which request it carries, and when its node had come
-        while open_ and time.monotonic() < until:
+        while waiting and time.monotonic() < until:
             if time.monotonic() - looked >= LOOK:
                 where, looked = addresses(), time.monotonic()
-                current = {i for i, since in sent.values() if where.get(requests[i][0], (0, since))[1] == since}
-                due = [i for i in sorted(open_ - current) if requests[i][0] in where]
+                under_way = {i for i, since in sent.values() if where.get(requests[i][0], (0, since))[1] == since}
+                due = [i for i in sorted(waiting - under_way) if requests[i][0] in where and tries[i] < TRIES]
                 for i, message in zip(due, self._push(requests, due, where, until - time.monotonic())):
                     if message:
                         sent[message] = (i, where[requests[i][0]][1])
-            for message, reply in self._pull([one for one, (i, _) in sent.items() if i in open_]):
+                        tries[i] += 1
+            for message, reply in self._pull([one for one, (i, _) in sent.items() if i in waiting]):
                 i, _ = sent.pop(message)
-                if i in open_:
-                    open_.discard(i)
+                if reply is not None and i in waiting:
+                    waiting.discard(i)
                     arrived(i, reply)
-            if open_:
+            waiting -= {i for i in waiting if tries[i] >= TRIES and all(i != one for one, _ in sent.values())}
+            if waiting:
                 time.sleep(POLL)
 
     def _push(
@@ -111,10 +117,11 @@ class GridTransport:
             ids += list(self.grid.push_messages([message])) or [None]
         return ids
 
-    def _pull(self, messages: list[str]) -> list[tuple[str, bytes]]:
+    def _pull(self, messages: list[str]) -> list[tuple[str, bytes | None]]:
+        """Replies by the message they answer; None where Flower could not deliver one."""
         if not messages:
             return []
-        found = []
+        found: list[tuple[str, bytes | None]] = []
         for reply in self.grid.pull_messages(messages):
             asked = reply.metadata.reply_to_message_id
             try:
@@ -124,8 +131,8 @@ class GridTransport:
         return found
 
 
-def _failed(error: Any) -> bytes:
-    """An error of Flower's as a reply: a refusal where the site's guard spoke, else silence."""
+def _failed(error: Any) -> bytes | None:
+    """An error of Flower's: a refusal where the site's guard spoke, else nothing, for the site's process was away."""
     reason = str(error.reason or "")
     log.warning("Flower reports an error (code %s): %s", error.code, reason)
-    return wire.refusal(reason) if "refused:" in reason else wire.unavailable()
+    return wire.refusal(reason) if "refused:" in reason else None

@@ -6,8 +6,9 @@ import json
 import logging
 from pathlib import Path
 
+from sordino.engine.checkpoint import write_atomic
 from sordino.engine.federation.certificates import Keys
-from sordino.engine.federation.processes import Child, call, command, environment, wait_for_port
+from sordino.engine.federation.processes import Child, call, command, environment, wait_for_port, wait_until_free
 from sordino.engine.federation.shell import write_shell
 from sordino.errors import BadInput, SordinoError
 
@@ -15,6 +16,9 @@ log = logging.getLogger("sordino.serve")
 
 START = 60.0
 """Seconds a SuperLink has to come up."""
+
+FREE = 20.0
+"""Seconds an earlier one has to let go of the port."""
 
 CONTROL = 60.0
 """Seconds a command to it may take."""
@@ -67,6 +71,7 @@ class Link:
             arguments.append("--enable-supernode-auth")
             about += f'root-certificates = "{self.keys.authority.resolve()}"\n'
         (self.home / "config.toml").write_text(about)
+        wait_until_free(self.host, self.port, FREE)
         self.child = Child(arguments, self.env, self.folder / "superlink.log")
         wait_for_port(self.child, local, self.port, START)
         if self.keys is not None:
@@ -78,17 +83,22 @@ class Link:
             self.child.stop()
 
     def register(self, sites: list[str]) -> None:
-        """Accept these sites' keys, each under its name."""
+        """Accept these sites' keys, each under its name. What the SuperLink's database knows already stays as it is."""
         if self.keys is None:
             return
-        known = {str(one.get("name")) for one in self._registered()}
+        file = self.folder / "registered.json"
+        known = json.loads(file.read_text()) if file.exists() else {}
         for site in sites:
-            if site not in known:
+            key = self.keys.public(site).read_text()
+            if known.get(site) == key:
+                continue
+            try:
                 self._flwr("supernode", "register", str(self.keys.public(site)), "sordino", "--name", site)
-
-    def _registered(self) -> list[dict[str, object]]:
-        found = json.loads(self._flwr("supernode", "list", "sordino", "--format", "json"))
-        return list(found.get("nodes", []))
+            except SordinoError as error:
+                if "already in use" not in str(error):
+                    raise
+            known[site] = key
+            write_atomic(file, json.dumps(known).encode())
 
     def submit(self, run: Path) -> str:
         """Start the coordinator on a prepared run folder; Flower's number of that run."""

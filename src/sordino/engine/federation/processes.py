@@ -47,6 +47,21 @@ def free_port(host: str = "127.0.0.1") -> int:
         return int(probe.getsockname()[1])
 
 
+def wait_until_free(host: str, port: int, seconds: float) -> None:
+    """Until nobody listens there any more: a server that was killed takes a moment to let go."""
+    until = time.monotonic() + seconds
+    while True:
+        try:
+            with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
+                return
+        except OSError as error:
+            if time.monotonic() >= until:
+                raise BadInput(
+                    f"{host}:{port} cannot be listened on: {error.strerror}; choose another --port"
+                ) from None
+            time.sleep(0.5)
+
+
 class Child:
     """A process and everything it starts; it ends when this process does, even by SIGKILL (Linux)."""
 
