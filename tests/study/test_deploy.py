@@ -83,7 +83,10 @@ def test_a_run_that_was_interrupted_is_taken_up_where_it_was(rig: Rig):
         conduct(rig.run, rig.wires)
     seen = look(rig.run)
     assert (seen["state"], seen["round"]) == ("interrupted", 1)
-    assert "client-00" in page(rig.run)
+    running = page(rig.run)
+    assert 'id="live"' in running
+    assert "interrupted, round 1 of 3" in running
+    assert 'http-equiv="refresh"' in running
     rig.wires.fault = lambda name, request, reply: reply
     set_up(rig.run, make_study(rig.study), resume=True)
     result = conduct(rig.run, rig.wires)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import signal
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -97,7 +98,11 @@ def join(
     _end_in_order()
     if insecure:
         _warn(err_console)
-    take_part(site, insecure=insecure, wait=wait)
+    try:
+        take_part(site, insecure=insecure, wait=wait)
+    except KeyboardInterrupt:
+        err_console.print("left the federation; what was charged stays charged, and the same command joins again")
+        sys.exit(130)
 
 
 def status(

@@ -89,7 +89,7 @@ def page(folder: Path) -> str:
 def _live(seen: dict[str, Any]) -> str:
     """The table of sites and the last rounds."""
     columns = ("site", "records", "epsilon", "payable", "answered", "missed", "last_seen", "spent_epsilon")
-    words = ("site", "records", "ε", "turns payable", "answered", "missed", "last seen", "ε spent")
+    words = ("site", "records", "ε", "rounds it can pay", "answered", "missed", "last round seen", "ε spent")
     head = "".join(f"<th>{escape(word)}</th>" for word in words)
     rows = "".join(
         "<tr>" + "".join(f"<td>{escape(_cell(one[column]))}</td>" for column in columns) + "</tr>"

@@ -43,7 +43,7 @@ def coordinate(grid: Any, context: Any) -> None:
     to_file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logging.getLogger("sordino").addHandler(to_file)
     logging.getLogger("sordino").setLevel(logging.INFO)
-    with _alone(folder):
+    with _alone(folder / "coordinator.lock", 20.0):
         try:
             about = json.loads((folder / "serve.json").read_text())
             conduct(folder, GridTransport(grid, bool(about["trusting"])))
@@ -53,23 +53,33 @@ def coordinate(grid: Any, context: Any) -> None:
 
 
 @contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """One coordinator a folder; the lock also tells others that it is alive."""
-    with open(folder / "coordinator.lock", "w") as lock:
-        for _ in range(40):
+def _alone(path: Path, seconds: float) -> Iterator[None]:
+    """One process at a time; the lock also tells others that it is alive, for it goes with the process."""
+    until = time.monotonic() + seconds
+    with open(path, "w") as lock:
+        while True:
             with contextlib.suppress(BlockingIOError):
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
-            time.sleep(0.5)
-        else:
-            raise SordinoError(f"another coordinator works on {folder}")
+            if time.monotonic() >= until:
+                raise SordinoError(f"another process works on {path.parent}: let it, or end it first")
+            time.sleep(0.2)
         yield
 
 
 def is_coordinated(folder: Path) -> bool:
     """Whether a coordinator works on this folder right now."""
+    return _held(folder / "coordinator.lock")
+
+
+def is_served(folder: Path) -> bool:
+    """Whether somebody serves this folder right now."""
+    return _held(folder / "serve.lock")
+
+
+def _held(path: Path) -> bool:
     try:
-        with open(folder / "coordinator.lock") as lock:
+        with open(path) as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -90,7 +100,7 @@ def serve(
 ) -> dict[str, Any]:
     """Serve a study until its result is there. ``keys`` None: no TLS, no authentication, for trials only."""
     set_up(folder, study, resume, trusting=keys is None)
-    with Link(folder, host, port, keys) as link:
+    with _alone(folder / "serve.lock", 5.0), Link(folder, host, port, keys) as link:
         return run_on(link, folder, watch)
 
 

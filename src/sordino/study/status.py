@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sordino.errors import BadInput
-from sordino.study.serve import is_coordinated
+from sordino.study.serve import is_coordinated, is_served
 
 
 def look(folder: Path) -> dict[str, Any]:
@@ -32,8 +32,10 @@ def look(folder: Path) -> dict[str, Any]:
         state = "finished"
     elif failed:
         state = "failed"
+    elif is_coordinated(folder):
+        state = "running"
     else:
-        state = "running" if is_coordinated(folder) else "interrupted"
+        state = "starting" if is_served(folder) else "interrupted"
     return {
         "name": about["study"].get("study", {}).get("name", "study"),
         "method": about["study"].get("method", {}).get("name", "dp-fedavg"),
@@ -116,8 +118,8 @@ def headline(seen: dict[str, Any]) -> str:
 def table(seen: dict[str, Any]) -> Group:
     """The run as a person reads it."""
     found = Table(header_style="bold")
-    for column in ("site", "records", "ε", "δ", "turns payable", "answered", "missed", "last seen", "ε spent"):
-        found.add_column(column, justify="left" if column == "site" else "right")
+    for column in ("site", "records", "ε", "δ", "can pay", "answered", "missed", "last", "ε spent"):
+        found.add_column(column, justify="left" if column == "site" else "right", no_wrap=True)
     for one in seen["sites"]:
         found.add_row(
             one["site"],
@@ -127,7 +129,7 @@ def table(seen: dict[str, Any]) -> Group:
             _or_dash(one["payable"]),
             str(one["answered"]),
             str(one["missed"]),
-            "–" if one["last_seen"] is None else f"round {one['last_seen']}",
+            _or_dash(one["last_seen"]),
             "–" if one["spent_epsilon"] is None else _number(one["spent_epsilon"]),
         )
     refusals = [f"{one['site']} refused – {why}" for one in seen["sites"] for why in one["refused"]]
