@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import click
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from sordino._version import __version__
@@ -326,7 +327,7 @@ def main() -> None:
     except SordinoError as error:
         if _state["verbose"]:
             raise
-        err_console.print(f"[bold red]error[/bold red] {error}", highlight=False, soft_wrap=True)
+        err_console.print(f"[bold red]error[/bold red] {escape(str(error))}", highlight=False, soft_wrap=True)
         sys.exit(error.exit_code)
     except (KeyboardInterrupt, click.Abort):
         err_console.print("interrupted; nothing is lost: go on with --resume", highlight=False)

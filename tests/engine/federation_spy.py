@@ -25,8 +25,8 @@ FACTS = {
 """What a reply of each kind may say in plain; all of it is a declared fact, or follows from the ledger's counts."""
 
 
-def check_wire(replies: Iterable[bytes], ledger: Path) -> int:
-    """Check every reply of one site; returns how many of them were releases."""
+def check_wire(replies: Iterable[bytes], ledger: Path, private: bool = True) -> int:
+    """Check every reply of one site; returns how many were releases. A method that is NOT PRIVATE charges nothing."""
     with sqlite3.connect(f"file:{ledger}?mode=ro", uri=True) as book:
         rows = book.execute("SELECT number, body, request FROM entries WHERE kind = 'stored'").fetchall()
         charged = book.execute("SELECT number, request FROM entries WHERE kind = 'charge'").fetchall()
@@ -37,7 +37,9 @@ def check_wire(replies: Iterable[bytes], ledger: Path) -> int:
         assert set(packet.facts) <= FACTS[packet.kind], packet.facts
         if packet.tensors:
             assert packet.kind in (wire.ANSWER, wire.UPLOAD)
+            releases += 1
+            if not private:
+                continue
             number, request = stored[hashlib.sha256(reply).hexdigest()]
             assert any(paid < number and one == request for paid, one in charged), "stored without a charge before it"
-            releases += 1
     return releases

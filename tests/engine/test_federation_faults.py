@@ -213,6 +213,17 @@ def test_private_sites_of_pfa_plus_upload_coefficients_after_the_first_round(tmp
             assert sent[name, 2]["coefficients"].shape == (1, 2), "one number for each of two tensors"
 
 
+def test_steps_that_were_lost_are_counted_where_the_server_sets_the_pace(tmp_path: Path, clients):
+    """ALI-DPFL: the site was charged for them, so the server must not ask for more than its plan has left."""
+    with Rig(tmp_path, clients, table("ali-dpfl", clients, rounds=4, **STEPS)) as rig:
+        server = rig.coordinator()
+        rig.wires.fault = lost(rig, "client-01", 2)
+        state = rig.first()
+        list(server.run(state))
+        assert state.server["steps_used"].tolist() == list(charges(rig).values())
+        assert not any("refused" in record for record in state.history)
+
+
 def test_nobody_at_all(tmp_path: Path, clients):
     with Rig(tmp_path, clients, table("dp-fedavg", clients, rounds=2, **STEPS)) as rig:
         server = rig.coordinator()

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from federation_rig import Rig, five_clients, simulated, table
+from federation_spy import check_wire
 
 from sordino.methods import get, names
 
@@ -23,5 +24,8 @@ def test_every_method_trains_to_the_simulations_weights(method: str, tmp_path: P
     alone = simulated(clients, study, tmp_path / "simulated")
     with Rig(tmp_path, clients, study, alone.key, alone.noises) as rig:
         state = rig.train()
+        for name in clients.names:  # and what was sent on the way had been charged, or declared
+            replies = [reply for who, _, reply in rig.wires.heard if who == name]
+            check_wire(replies, tmp_path / f"{name}.db", get(method).private)
     assert len(state.history) == 3
     torch.testing.assert_close(state.shown, alone.weights, atol=1e-5, rtol=0)

@@ -155,6 +155,24 @@ def test_what_the_policy_forbids_is_refused_with_a_reason(rig: Rig, policy: Poli
     assert used(rig) == 0
 
 
+def test_an_allowed_name_does_not_open_the_door_for_other_parts(tmp_path: Path, clients):
+    """λ of FedFDP may be tuned; a loss that DP-FedAvg does not release may not be asked for under its name."""
+
+    def answer_to(allowed: str, **parts) -> Packet:
+        study = table(allowed, clients, **STEPS)
+        study["method"] |= parts
+        where = tmp_path / f"{allowed}-{len(list(tmp_path.iterdir()))}"
+        with Rig(where, clients, study, everywhere=Policy(methods=(allowed,))) as rig:
+            return unpack(first(rig).handle(pack(Packet(wire.HELLO, {"brief": rig.ready.brief}))))
+
+    assert answer_to("fedfdp", clip={"name": "fair", "weight": 0.3}).kind == wire.FACTS
+    assert answer_to("dp-fedavg", aggregate="uniform").kind == wire.FACTS
+    other = answer_to("dp-fedavg", clip={"name": "fair", "weight": 0.3}, ask={"name": "loss"})
+    assert "this study exchanges its clip for 'fair'" in other.facts["reason"]
+    other = answer_to("dp-fedavg", local="scaffold", aggregate="scaffold")
+    assert "exchanges its local for 'scaffold'" in other.facts["reason"]
+
+
 @pytest.mark.parametrize(
     ("policy", "word"),
     [

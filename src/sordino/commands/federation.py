@@ -78,7 +78,7 @@ def serve(
             host,
             port,
             resume,
-            lambda record: err_console.print(line_of(record, read.study.rounds), highlight=False),
+            lambda record: err_console.print(line_of(record, read.study.rounds), highlight=False, markup=False),
         )
     if not result["private"]:
         out_console.print("[bold red]NOT PRIVATE[/bold red]: no noise was added and no budget protects anybody.")

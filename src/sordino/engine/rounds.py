@@ -168,11 +168,18 @@ def _pace(plan: Plan, state: Checkpoint, called: Round, terms: list[Terms]) -> d
     """Book the steps of this round where the server sets the pace; what a rule needs to know to set the next."""
     if not plan.method.adaptive:
         return {}
-    left, clients = steps_left(plan, state.server), called.clients
-    total = np.array([c.turns * c.terms.count for c in plan.clients], dtype=np.int64)
-    np.subtract.at(left, clients, [one.count for one in terms])
-    state.server = {**state.server, "steps_used": torch.from_numpy(total - left)}
-    return {"steps_left": left[clients], "step_budget": total[clients]}
+    book_steps(plan, state, called, terms)
+    total = np.array([c.turns * c.terms.count for c in plan.clients], dtype=np.int64)[called.clients]
+    return {"steps_left": steps_left(plan, state.server)[called.clients], "step_budget": total}
+
+
+def book_steps(plan: Plan, state: Checkpoint, called: Round, terms: list[Terms]) -> None:
+    """Remember how many steps of their plans these participations took, where the server sets the pace."""
+    if plan.method.adaptive:
+        total = np.array([c.turns * c.terms.count for c in plan.clients], dtype=np.int64)
+        used = total - steps_left(plan, state.server)
+        np.add.at(used, called.clients, [one.count for one in terms])
+        state.server = {**state.server, "steps_used": torch.from_numpy(used)}
 
 
 def facts(

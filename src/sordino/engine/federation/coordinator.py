@@ -213,6 +213,11 @@ class Coordinator:
         if len(called.clients):
             uploads, rows = self._turns(state, number, called, terms, public, missing)
             kept = np.array(rows, dtype=np.int64)
+            silent = [i for i in range(len(terms)) if plan.clients[called.clients[i]].name in missing.absent]
+            # A turn that nobody heard of may have been taken, and then it was charged.
+            rounds.book_steps(
+                plan, state, rounds.only(called, np.array(silent, dtype=np.int64)), [terms[i] for i in silent]
+            )
             called, terms = rounds.only(called, kept), [terms[i] for i in rows]
             heard = {what: values[torch.from_numpy(kept)] for what, values in heard.items()}
         if len(called.clients) < self.least:

@@ -23,8 +23,10 @@ LOOK = 2.0
 TRIES = 3
 """How often a packet is sent to a site that keeps going away: a turn that fails every time is charged every time."""
 
-WHO = 60.0
-"""Seconds a node without a registered name has to say who it is."""
+WHO = 5.0
+"""Seconds a node without a registered name has to say who it is; it is asked again after ``AGAIN``."""
+
+AGAIN = 30.0
 
 
 class GridTransport:
@@ -38,6 +40,7 @@ class GridTransport:
         self.grid = grid
         self.trusting = trusting
         self._said: dict[int, str] = {}
+        self._asked: dict[int, float] = {}
 
     def names(self) -> set[str]:
         """The sites that are there now."""
@@ -47,13 +50,16 @@ class GridTransport:
         """By site: its node, and since when that node has been there."""
         nodes = list(self.grid.get_nodes())
         if self.trusting:
-            self._ask_names([one.node_id for one in nodes if one.node_id not in self._said])
+            now = time.monotonic()
+            silent = {one for one, asked in self._asked.items() if now - asked < AGAIN}
+            self._ask_names([n.node_id for n in nodes if n.node_id not in self._said and n.node_id not in silent])
             return {self._said[n.node_id]: (n.node_id, n.last_activated_at) for n in nodes if n.node_id in self._said}
         return {one.name: (one.node_id, one.last_activated_at) for one in nodes if one.name}
 
     def _ask_names(self, nodes: list[int]) -> None:
         if not nodes:
             return
+        self._asked |= dict.fromkeys(nodes, time.monotonic())
         data = pack(Packet(wire.WHO))
 
         def arrived(place: int, reply: bytes) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from sordino import models
 from sordino.errors import BadInput
-from sordino.methods import Method
+from sordino.methods import Method, get
 from sordino.privacy.gate import Terms
 from sordino.privacy.types import Budget
 
@@ -67,6 +67,8 @@ def check_study(policy: Policy, brief: Mapping[str, Any], method: Method, declar
     name = method.name
     if policy.methods is not None and name not in policy.methods:
         raise Refused(f"method {name!r} is not allowed here: this site allows {', '.join(policy.methods)}")
+    if policy.methods is not None:
+        _check_parts(method)
     if not method.private and not policy.not_private:
         raise Refused(f"method {name!r} adds no noise, and this site does not allow methods that are NOT PRIVATE")
     model = str(brief["model"]["name"])
@@ -89,6 +91,30 @@ def check_study(policy: Policy, brief: Mapping[str, Any], method: Method, declar
         )
     if str(brief["adjacency"]) != str(budget.adjacency):
         raise Refused(f"the study accounts under {brief['adjacency']}, this site's budget is under {budget.adjacency}")
+
+
+def _check_parts(method: Method) -> None:
+    """Refuse a method that is allowed by name but does something else at a client than the method of that name."""
+    usual = get(method.name)
+    allowed = {
+        "clip": (_base(method.clip.name), {_base(usual.clip.name), "flat"}),
+        "local": (_base(method.local.name), {_base(usual.local.name), "sgd"}),
+        **{f"ask {one.question.what}": (one.question.what, _asked(usual)) for one in method.ask},
+    }
+    for part, (name, known) in allowed.items():
+        if name not in known:
+            raise Refused(
+                f"method {method.name!r} is allowed here as it comes, but this study exchanges its {part} for {name!r}"
+            )
+
+
+def _base(name: str) -> str:
+    """A part's name without its options, which a study may tune."""
+    return name.partition("(")[0]
+
+
+def _asked(method: Method) -> set[str]:
+    return {one.question.what for one in method.ask}
 
 
 def _labels(classes: int | None) -> str:

@@ -78,12 +78,15 @@ def write_shell(folder: Path) -> Path:
 
 def is_shell(bundle: bytes) -> bool:
     """Whether the code in an app bundle is exactly this shell's: its modules, its entry points, nothing beside them."""
-    with zipfile.ZipFile(io.BytesIO(bundle)) as archive:
-        inside = {one for one in archive.namelist() if not one.startswith(".info/") and not one.endswith("/")}
-        code = {name: text for name, text in FILES.items() if name != "pyproject.toml"}
-        if not inside - {"pyproject.toml"} <= set(code) or not {"sordino_shell/client.py"} <= inside:
-            return False
-        about = tomllib.loads(archive.read("pyproject.toml").decode())
-        if about["tool"]["flwr"]["app"]["components"] != tomllib.loads(PROJECT)["tool"]["flwr"]["app"]["components"]:
-            return False
-        return all(archive.read(name).decode() == code[name] for name in inside & set(code))
+    try:
+        with zipfile.ZipFile(io.BytesIO(bundle)) as archive:
+            names = archive.namelist()
+            texts = {name: archive.read(name).decode() for name in names if not name.startswith(".info/")}
+        about = tomllib.loads(texts.pop("pyproject.toml"))["tool"]["flwr"]["app"]["components"]
+    except (zipfile.BadZipFile, UnicodeDecodeError, tomllib.TOMLDecodeError, KeyError, TypeError):
+        return False
+    if len(set(names)) != len(names) or any(".." in name for name in names):
+        return False  # one name twice, or a way out of the folder: whoever unpacks it may see something else
+    code = {name: text for name, text in FILES.items() if name != "pyproject.toml"}
+    entry_points = tomllib.loads(PROJECT)["tool"]["flwr"]["app"]["components"]
+    return bool(about == entry_points) and texts == code

@@ -46,8 +46,8 @@ from sordino.server.projected import coefficients
 
 log = logging.getLogger("sordino.site")
 
-RESENDABLE = 32
-"""How many of a run's newest releases are kept for resending."""
+RESENDABLE = 8
+"""How many of a run's newest releases are kept for resending: a server may repeat the round under way."""
 
 
 @dataclass(frozen=True)
