@@ -13,6 +13,7 @@ from sordino.engine.checkpoint import Checkpoint, load_checkpoint, save_checkpoi
 from sordino.engine.federation import wire
 from sordino.engine.federation.coordinator import offer_of
 from sordino.engine.federation.wire import unpack
+from sordino.methods import noises_of
 from sordino.privacy.ledger import Charge, Plan
 
 STEPS = {"steps": 2, "rate": 0.2, "lr": 0.2}
@@ -70,19 +71,67 @@ def test_a_round_with_too_few_answers_changes_nothing(tmp_path: Path, clients):
         assert "2 answers of at least 3" in state.history[0]["note"]
 
 
-def test_an_upload_of_a_wrong_shape_is_left_out_and_named(tmp_path: Path, clients):
-    with Rig(tmp_path, clients, table("dp-fedavg", clients, rounds=1, **STEPS)) as rig:
-        server = rig.coordinator()
+BROKEN = {
+    "bytes": b"not a packet",
+    "wrong shape": {"update": torch.zeros(1, 3)},
+    "wrong numbers": {"update": torch.zeros(1, 650, dtype=torch.float64)},
+    "nothing in it": {},
+    "more than others": {"update": torch.zeros(1, 650), "extra": torch.zeros(1, 2)},
+    "not finite": {"update": torch.full((1, 650), float("nan"))},
+}
 
-        def broken(name: str, request: bytes, reply: bytes) -> bytes:
-            bad = wire.pack(wire.Packet(wire.UPLOAD, {}, {"update": torch.zeros(1, 3)}))
-            return bad if name == "client-00" else reply
 
-        rig.wires.fault = broken
-        state = rig.first()
-        list(server.run(state))
-        assert state.history[0]["participants"] == ["client-01", "client-02"]
-        assert "wrong shape" in state.history[0]["refused"]["client-00"]
+@pytest.mark.parametrize("kind", BROKEN)
+def test_a_broken_upload_is_left_out_and_named(tmp_path: Path, clients, kind: str):
+    """The model ends as if the site had been absent."""
+    broken = BROKEN[kind]
+
+    def fault(name: str, request: bytes, reply: bytes) -> bytes:
+        if name != "client-00" or unpack(request).kind != wire.TURN:
+            return reply
+        if isinstance(broken, bytes):
+            return broken
+        return wire.pack(wire.Packet(wire.UPLOAD, {"round": 1, "copy": 0}, broken))
+
+    ends = []
+    for place, how in enumerate((fault, lost(None, "client-00", 1))):
+        study = table("dp-fedavg", clients, rounds=1, **STEPS)
+        with Rig(tmp_path / str(place), clients, study, key="the same draws") as rig:
+            server = rig.coordinator()
+            rig.wires.fault = how
+            state = rig.first()
+            list(server.run(state))
+            ends.append(state)
+    torch.testing.assert_close(ends[0].weights, ends[1].weights)
+    record = ends[0].history[0]
+    assert "client-00" in record.get("refused", {}) or record["weights"]["client-00"] == 0.0
+
+
+@pytest.mark.parametrize("kind", [wire.HELLO, wire.OFFER, wire.ASK, wire.TURN])
+def test_a_site_that_answers_nonsense_does_not_stop_the_others(tmp_path: Path, clients, kind: str):
+    """Whatever it sends, of whatever kind, in whatever exchange."""
+    facts = [{}, {"payable": "many", "round": "x"}, {"records": "all", "epsilon": None, "name": "client-00"}]
+    tensors = [{}, {"answer": torch.zeros(2)}, {"answer": torch.zeros(1, 1, dtype=torch.float64)}]
+    nonsense = [
+        wire.pack(wire.Packet(kinds, fact, tensor))
+        for kinds in (wire.FACTS, wire.ACCEPTED, wire.ANSWER, wire.UPLOAD, "turn", "?")
+        for fact in facts
+        for tensor in tensors
+    ]
+    study = table("adaptdp", clients, rounds=1, **STEPS)
+    with Rig(tmp_path, clients, study) as rig:
+        noises = None
+        for one in nonsense:
+            rig.wires.fault = lambda name, request, reply, one=one: (
+                one if name == "client-00" and unpack(request).kind == kind else reply
+            )
+            rig.noises = noises if kind != wire.HELLO else None
+            server = rig.coordinator()
+            state = rig.first()
+            list(server.run(state))
+            noises = noises_of(server.course.plan)
+            assert {"client-01", "client-02"} <= set(state.history[0]["participants"])
+            rig.wires.heard.clear()
 
 
 def test_a_site_with_budget_for_three_rounds_of_five_stops_after_three(tmp_path: Path, clients):

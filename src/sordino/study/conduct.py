@@ -34,6 +34,16 @@ BYE = 60.0
 """Seconds sites have to say what they spent, once a run is over."""
 
 
+_SPENT = {
+    "spent_epsilon": float,
+    "run_epsilon": float,
+    "replace_one_epsilon": float,
+    "releases": list,
+    "not_private": list,
+}
+"""What a site says in the end, and as what."""
+
+
 def set_up(folder: Path, study: Study, resume: bool, trusting: bool = False) -> None:
     """Write down what a run is to do, after everything was checked that can be checked without the sites."""
     file = folder / "serve.json"
@@ -186,9 +196,8 @@ def privacy_of(plan: Plan, state: Checkpoint, spent: dict[str, dict[str, Any]]) 
         said = spent.get(c.name, {})
         if not private:
             row |= dict.fromkeys(("spent_epsilon", "run_epsilon", "replace_one_epsilon"), math.inf) | {"releases": []}
-        elif "run_epsilon" in said:
-            keys = ("spent_epsilon", "run_epsilon", "replace_one_epsilon", "releases", "not_private")
-            row |= {key: said[key] for key in keys} | {"told_by": "site"}
+        elif all(isinstance(said.get(key), kind) for key, kind in _SPENT.items()):
+            row |= {key: said[key] for key in _SPENT} | {"told_by": "site"}
         else:
             events = [e for e in c.total(turns) if e.count]
             cost = float(composed_epsilon([events], [c.budget.delta])[0])

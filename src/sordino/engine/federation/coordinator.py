@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -81,11 +82,25 @@ def exchange(
     return _sort(requests, raw)
 
 
+ANSWERS = {
+    wire.HELLO: wire.FACTS,
+    wire.OFFER: wire.ACCEPTED,
+    wire.ASK: wire.ANSWER,
+    wire.TURN: wire.UPLOAD,
+    wire.BYE: wire.FACTS,
+}
+"""Which reply answers which request."""
+
+
 def _sort(requests: Sequence[tuple[str, bytes]], raw: Mapping[int, bytes]) -> Heard:
+    """Replies, refusals and silence. Whatever a site sends is data: nothing in it can stop the others."""
     heard = Heard()
-    for i, (name, _) in enumerate(requests):
+    for i, (name, request) in enumerate(requests):
         try:
             packet = unpack(raw[i]) if i in raw else Packet(wire.UNAVAILABLE)
+            asked = unpack(request)
+            if packet.kind not in (wire.REFUSED, wire.UNAVAILABLE):
+                _check_answers(asked, packet)
         except BadInput as error:
             packet = Packet(wire.REFUSED, {"reason": str(error), "budget": False})
         if packet.kind == wire.REFUSED:
@@ -97,6 +112,16 @@ def _sort(requests: Sequence[tuple[str, bytes]], raw: Mapping[int, bytes]) -> He
         else:
             heard.replies[i] = packet
     return heard
+
+
+def _check_answers(asked: Packet, packet: Packet) -> None:
+    """Refuse a reply to something else than was asked."""
+    if packet.kind != ANSWERS[asked.kind]:
+        raise BadInput(f"it answered {packet.kind!r} to {asked.kind!r}")
+    if asked.kind in (wire.ASK, wire.TURN):
+        for key in ("round", "copy"):
+            if packet.facts.get(key) != asked.facts[key]:
+                raise BadInput(f"it answered for {key} {packet.facts.get(key)!r}, not {asked.facts[key]!r}")
 
 
 def enrol(
@@ -145,7 +170,8 @@ def agree(
     heard = exchange(transport, requests, seconds, None, "offer")
     payable = {c.name: 0 for c in taking}
     for i, packet in heard.replies.items():
-        payable[taking[i].name] = max(0, int(packet.facts.get("payable", 0)))
+        said = packet.facts.get("payable")
+        payable[taking[i].name] = max(0, said) if isinstance(said, int) else 0
     return payable, heard.refused | dict.fromkeys(heard.absent, "it did not answer the offer")
 
 
@@ -255,9 +281,12 @@ class Coordinator:
                 found[row] = self._upload(packet, bool(short[row]), basis)
             except BadInput as error:
                 missing.refused[plan.clients[called.clients[row]].name] = f"its upload was refused here: {error}"
-        rows = _without_promoted(plan, list(found), short, epsilons, state.server)
-        names = set.intersection(*(set(found[row]) for row in rows)) if rows else set()
-        return {name: torch.stack([found[row][name] for row in rows]) for name in sorted(names)}, rows
+        alike = _alike(found)
+        for row in set(found) - set(alike):
+            missing.refused[plan.clients[called.clients[row]].name] = "its upload has other parts than the others'"
+        rows = _without_promoted(plan, alike, short, epsilons, state.server)
+        names = sorted(found[rows[0]]) if rows else []
+        return {name: torch.stack([found[row][name] for row in rows]) for name in names}, rows
 
     def _upload(self, packet: Packet, short: bool, basis: Tensor | None) -> dict[str, Tensor]:
         """One site's upload as rows of their proper shape."""
@@ -314,14 +343,28 @@ class Coordinator:
     ) -> tuple[Round, dict[str, Tensor], Tensor | None]:
         """Those who answered, what they had answered before, and their answers."""
         _merge(missing, came)
-        values = {
-            row: packet.tensors["answer"][0, 0]
-            for row, packet in sorted(came.replies.items())
-            if "answer" in packet.tensors and packet.tensors["answer"].shape == (1, 1)
-        }
+        values = {}
+        for row, packet in sorted(came.replies.items()):
+            sent = packet.tensors.get("answer")
+            if sent is not None and sent.shape == (1, 1) and sent.dtype is torch.float32:
+                values[row] = sent[0, 0]
+            else:
+                name = self.course.plan.clients[called.clients[row]].name
+                missing.refused[name] = "its answer was refused here: it is not one number"
         rows = np.array(list(values), dtype=np.int64)
         before = {what: one[torch.from_numpy(rows)] for what, one in heard.items()}
         return rounds.only(called, rows), before, torch.stack(list(values.values())) if values else None
+
+
+def _alike(found: Mapping[int, Mapping[str, Tensor]]) -> list[int]:
+    """The rows whose uploads have the same parts, names, shapes and kinds of numbers as most of them."""
+    looks = {
+        row: tuple((n, tuple(v.shape), str(v.dtype)) for n, v in sorted(one.items())) for row, one in found.items()
+    }
+    if not looks:
+        return []
+    usual, _ = Counter(looks.values()).most_common(1)[0]
+    return [row for row, look in looks.items() if look == usual]
 
 
 def _without_promoted(plan: Plan, rows: list[int], short: Any, epsilons: Any, server: dict[str, Any]) -> list[int]:
