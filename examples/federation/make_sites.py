@@ -38,6 +38,9 @@ private = "keys/sites/{name}.key"
 folder = Path("federation")
 names = ["north", "east", "south", "west"]
 clients = sd.data.load("digits").partition("dirichlet", clients=4, beta=1.0, seed=0)
+folder.mkdir(exist_ok=True)
+test = np.concatenate(clients.test)  # records that the server may see, to judge the model by
+np.savez(folder / "test.npz", x=clients.x[test], y=clients.y[test])
 for place, (name, epsilon) in enumerate(zip(names, [1.0, 2.0, 4.0, 8.0])):
     (folder / name).mkdir(parents=True, exist_ok=True)
     mine = clients.train[place]

@@ -9,6 +9,7 @@ import threading
 import urllib.request
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from rich.console import Console
@@ -68,6 +69,33 @@ def test_a_finished_run_is_a_result_like_any_other(rig: Rig):
     said = text_of(look(rig.run))
     assert "finished, round 3 of 3" in said
     assert "∞" in said
+
+
+def test_the_server_judges_the_model_by_its_own_records(rig: Rig, tmp_path: Path):
+    np.savez(tmp_path / "own.npz", x=rig.clients.x[:200], y=rig.clients.y[:200])
+    set_up(rig.run, make_study(rig.study, [f"deployment.test='{tmp_path / 'own.npz'}'"]), resume=False)
+    result = conduct(rig.run, rig.wires)
+    with torch.no_grad():
+        guesses = sd.load(rig.run).model(torch.from_numpy(rig.clients.x[:200])).argmax(-1).numpy()
+    right = float((guesses == rig.clients.y[:200]).mean())
+    assert result["final"]["central_accuracy"] == result["rounds"][-1]["central_accuracy"] == pytest.approx(right)
+    assert f"accuracy {100 * right:.1f} %" in line_of(result["rounds"][-1], 3)
+
+
+def test_a_second_run_finds_nothing_left_and_the_public_site_goes_on(rig: Rig, tmp_path: Path):
+    set_up(rig.run, make_study(rig.study), resume=False)
+    conduct(rig.run, rig.wires)
+    again = tmp_path / "again"
+    set_up(again, make_study(rig.study), resume=False)
+    result = conduct(again, rig.wires)
+    assert [record["participants"] for record in result["rounds"]] == [["client-02"]] * 3
+    said = text_of(look(again))
+    assert "client-00 refused – its budget for this run was used up before round 1" in said
+    del rig.wires.sites["client-02"]
+    study = make_study(rig.study, ["deployment.absent='go on'"])
+    set_up(tmp_path / "third", study, resume=False)
+    with pytest.raises(SordinoError, match="nobody takes part: no budget pays for one turn"):
+        conduct(tmp_path / "third", rig.wires)
 
 
 def test_a_run_that_was_interrupted_is_taken_up_where_it_was(rig: Rig):

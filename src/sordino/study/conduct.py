@@ -23,7 +23,7 @@ from sordino.engine.federation.inbox import Inbox
 from sordino.errors import BadInput, SordinoError
 from sordino.methods import Plan, adapt
 from sordino.privacy.accounting import composed_epsilon, replace_one_epsilon
-from sordino.study.deploy import Deployment, prepare
+from sordino.study.deploy import Deployment, judge_of, prepare
 from sordino.study.file import Study, make_study
 from sordino.study.folder import Folder, planned_noises
 from sordino.study.result import SCHEMA, to_json, versions
@@ -47,6 +47,8 @@ _SPENT = {
 def set_up(folder: Path, study: Study, resume: bool, trusting: bool = False) -> None:
     """Write down what a run is to do, after everything was checked that can be checked without the sites."""
     file = folder / "serve.json"
+    if study.deployment.test is not None:  # the coordinator works in another folder
+        study.deployment.test = str(Path(study.deployment.test).resolve())
     table = json.loads(study.model_dump_json(by_alias=True, exclude_none=True, exclude_defaults=True))
     if file.exists():
         kept = json.loads(file.read_text())
@@ -57,7 +59,7 @@ def set_up(folder: Path, study: Study, resume: bool, trusting: bool = False) -> 
         (folder / "failed.json").unlink(missing_ok=True)
         return
     check_deployable(study.chosen_method())
-    prepare(study, "")
+    judge_of(prepare(study, ""))
     folder.mkdir(parents=True, exist_ok=True)
     body = {"study": table, "run": uuid.uuid4().hex, "trusting": trusting}
     write_atomic(file, json.dumps(body, indent=1).encode())
@@ -92,14 +94,17 @@ def _conduct(folder: Path, transport: Transport) -> dict[str, Any]:
         study.deployment.least,
         lambda what: _notice(folder, what),
     )
-    began = time.monotonic()
+    judge, began = judge_of(ready), time.monotonic()
     for now in coordinator.run(state):
         now.seconds, began = now.seconds + time.monotonic() - began, time.monotonic()
+        if judge is not None and rounds.is_time(plan, now.round):
+            now.history[-1] |= judge(now.shown)
         kept.keep(now)
         log.info("round %d of %d: %d answers", now.round, plan.schedule.rounds, len(now.history[-1]["participants"]))
     _notice(folder, {"round": state.round, "phase": "saying goodbye", "asked": list(facts)})
     spent = farewell(transport, run, list(facts), min(BYE, study.deployment.timeout))
     result = result_of(kept, plan, state, spent, refused)
+    result["final"] |= judge(state.shown) if judge is not None else {}
     kept.finish(result, state.shown)
     _notice(folder, {"round": state.round, "phase": "finished", "asked": []})
     return result

@@ -6,15 +6,19 @@ import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from sordino import methods, models
 from sordino.client import gradients
+from sordino.client.gradients.losses import loss_by_name
+from sordino.data.own import load_folder
 from sordino.data.schema import Schema, parse_schema
 from sordino.engine.rounds import Course, Layout
 from sordino.errors import BadInput
@@ -113,6 +117,28 @@ def features(study: Study) -> tuple[tuple[int, ...], int | None, str | None]:
     if schema is None:
         return shape, where.classes, None
     return shape, None if schema.classes is None else len(schema.classes), schema_hash(schema)
+
+
+def judge_of(ready: Deployment) -> Callable[[Tensor], dict[str, float | None]] | None:
+    """How good weights are on the server's own records, if it has some; these are nobody's secret, and cost nothing."""
+    study, classes = ready.study, ready.brief["classes"]
+    if study.deployment.test is None:
+        return None
+    raw = study.data.table_schema or {"classes": list(range(classes or 0))}
+    own = load_folder(Path(study.deployment.test), raw)
+    if list(own.x.shape[1:]) != ready.brief["shape"] or own.classes != classes:
+        raise BadInput(f"deployment.test: its records have shape {own.x.shape[1:]}, the sites' {ready.brief['shape']}")
+    loss = "cross-entropy" if classes is not None else "half-squared-error"
+    engine, values = gradients.build(ready.template, loss), loss_by_name(loss).values
+    x, y = torch.from_numpy(own.x), torch.from_numpy(own.y)
+
+    def look(weights: Tensor) -> dict[str, float | None]:
+        with torch.no_grad():
+            out = torch.cat([engine.predict(weights, piece) for piece in x.split(1024)])
+        right = float((out.argmax(-1) == y).double().mean()) if classes is not None else None
+        return {"central_accuracy": right, "central_loss": float(values(out, y).double().mean())}
+
+    return look
 
 
 def schema_hash(schema: Schema) -> str:

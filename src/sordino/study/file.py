@@ -116,11 +116,15 @@ class Compare(Section):
 
 
 class Deployment(Section):
-    """``[deployment]``: which sites take part, what their records look like, how long the server waits."""
+    """``[deployment]``: which sites take part, what their records look like, how long the server waits.
+
+    ``test``: a file of records that the server may look at, to judge the model by.
+    """
 
     sites: list[str] = []
     shape: list[int] | None = None
     classes: int | None = Field(default=None, gt=1)
+    test: str | None = None
     enrol: float = Field(default=300.0, gt=0)
     timeout: float = Field(default=600.0, gt=0)
     least: int = Field(default=1, gt=0)

@@ -97,6 +97,8 @@ def _read(path: Path) -> dict[str, Any] | None:
 def line_of(record: dict[str, Any], rounds: int) -> str:
     """One round in one line."""
     parts = [f"round {record['round']}/{rounds}: {len(record['participants'])} answers"]
+    if record.get("central_accuracy") is not None:
+        parts.append(f"accuracy {100 * record['central_accuracy']:.1f} % on the server's test records")
     parts += [f"{name} refused: {why}" for name, why in record.get("refused", {}).items()]
     if record.get("absent"):
         parts.append(f"no answer from {', '.join(record['absent'])}")
