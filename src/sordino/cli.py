@@ -10,10 +10,11 @@ from typing import Annotated, Any
 import click
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from sordino._version import __version__
-from sordino.commands import reproduce
+from sordino.commands import federation, reproduce
 from sordino.errors import BadInput, SordinoError
 
 app = typer.Typer(
@@ -359,6 +360,9 @@ def _ledger(path: Path) -> Any:
     return Ledger(path, readonly=True)
 
 
+federation.register(app)
+
+
 def main() -> None:
     """Run a command; turn errors into one line and an exit code: 1 internal, 2 bad input, 3 budget, 130 interrupted."""
     try:
@@ -372,7 +376,7 @@ def main() -> None:
     except SordinoError as error:
         if _state["verbose"]:
             raise
-        err_console.print(f"[bold red]error[/bold red] {error}", highlight=False, soft_wrap=True)
+        err_console.print(f"[bold red]error[/bold red] {escape(str(error))}", highlight=False, soft_wrap=True)
         sys.exit(error.exit_code)
     except (KeyboardInterrupt, click.Abort):
         err_console.print("interrupted; nothing is lost: go on with --resume", highlight=False)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from sordino.client.rows import Records, Rows
 from sordino.client.turn import take_turn
+from sordino.engine import rounds
 from sordino.engine.checkpoint import Checkpoint
 from sordino.engine.keeping import Left, keep, kept_rows
 from sordino.engine.mixed import Part, columns, labelled, mix, own
@@ -29,7 +30,6 @@ from sordino.engine.simulate import (
     close_round,
     look,
     open_round,
-    turns_taken,
 )
 from sordino.engine.telling import EACH, told
 from sordino.errors import BadInput
@@ -94,7 +94,7 @@ def simulate_together(setups: Sequence[Setup], states: Sequence[Checkpoint]) -> 
     """Run all rounds of all runs, round by round; yields each round's number when every run has finished it."""
     _check(setups)
     records, first = _pool([one.records for one in setups])
-    taken = [turns_taken(setup, state) for setup, state in zip(setups, states)]
+    taken = [rounds.turns_taken(setup.plan, state.history) for setup, state in zip(setups, states)]
     for number in range(1, max(setup.plan.schedule.rounds for setup in setups) + 1):
         live = [i for i, s in enumerate(setups) if states[i].round < number <= s.plan.schedule.rounds]
         started = time.perf_counter()

@@ -116,6 +116,22 @@ class Compare(Section):
     seeds: list[int] = []
 
 
+class Deployment(Section):
+    """``[deployment]``: which sites take part, what their records look like, how long the server waits.
+
+    ``test``: a file of records that the server may look at, to judge the model by.
+    """
+
+    sites: list[str] = []
+    shape: list[int] | None = None
+    classes: int | None = Field(default=None, gt=1)
+    test: str | None = None
+    enrol: float = Field(default=300.0, gt=0)
+    timeout: float = Field(default=600.0, gt=0)
+    least: int = Field(default=1, gt=0)
+    absent: Literal["refuse", "go on"] = "refuse"
+
+
 class Study(Section):
     """A whole study."""
 
@@ -127,6 +143,7 @@ class Study(Section):
     training: TrainingKeys = TrainingKeys()
     compare: Compare = Compare()
     sweep: dict[str, Any] = {}
+    deployment: Deployment = Deployment()
 
     def source(self) -> Dataset | None:
         """The records before they are dealt to clients; None where files belong to clients already (a schema)."""
@@ -227,7 +244,7 @@ def make_study(table: dict[str, Any], settings: Sequence[str] = ()) -> Study:
     try:
         return Study.model_validate(table)
     except ValidationError as error:
-        raise BadInput(_explain(error)) from None
+        raise BadInput(explain(error, Study)) from None
 
 
 def _put(table: dict[str, Any], setting: str) -> None:
@@ -246,20 +263,22 @@ def _put(table: dict[str, Any], setting: str) -> None:
     table[last] = value
 
 
-def _explain(error: ValidationError) -> str:
-    first = error.errors(include_url=False)[0]
+def explain(error: ValidationError, model: type[BaseModel]) -> str:
+    """The first thing that is wrong with a file, by key, with a remedy."""
+    found = error.errors(include_url=False)
+    first = next((one for one in found if one["type"] == "extra_forbidden"), found[0])  # a misspelt key also is missing
     where = [str(one) for one in first["loc"]]
     key = ".".join(where[:2])
     if first["type"] == "extra_forbidden":
-        known = _known(where)
+        known = _known(where, model)
         near = difflib.get_close_matches(where[-1], known, n=1)
         return f"unknown key {key}: " + (f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(known)}")
     return f"{key} = {first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}"
 
 
-def _known(where: list[str]) -> list[str]:
+def _known(where: list[str], model: type[BaseModel]) -> list[str]:
     if len(where) < 2:
-        return list(Study.model_fields)
-    section = Study.model_fields[where[0]].annotation
+        return list(model.model_fields)
+    section = model.model_fields[where[0]].annotation
     fields = getattr(section, "model_fields", {})
     return [field.alias or name for name, field in fields.items()]

@@ -50,12 +50,17 @@ def build_result(
         "private": plan.method.private,
         "simulated": True,
         "seconds": state.seconds,
-        "versions": {
-            "sordino": __version__,
-            "torch": torch.__version__,
-            "numpy": np.__version__,
-            "python": platform.python_version(),
-        },
+        "versions": versions(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """What a result was made with."""
+    return {
+        "sordino": __version__,
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
     }
 
 
