@@ -10,10 +10,11 @@ from typing import Annotated, Any
 import click
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from sordino._version import __version__
-from sordino.commands import reproduce
+from sordino.commands import federation, reproduce
 from sordino.errors import BadInput, SordinoError
 
 app = typer.Typer(
@@ -81,6 +82,7 @@ def plan(
     study: StudyFile,
     set_: Settings = [],  # noqa: B006
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    html: Annotated[Path | None, typer.Option(help="Write a page with a trade-off explorer.")] = None,
 ) -> None:
     """Say what a study would do, without touching records: noise, cost and warnings per client."""
     from sordino.study.file import read_study
@@ -91,8 +93,17 @@ def plan(
     view = make(read.federation(), method=read.chosen_method(), **read.arguments())
     if as_json:
         typer.echo(to_json(view.to_dict(), indent=1))
-    else:
+    elif not html:
         out_console.print(view)
+    if html:
+        from sordino.study.report.planned import write_plan
+
+        console = err_console if as_json else out_console
+        console.print(f"plan: {write_plan(view, html, read.study.name)}", highlight=False)
+    if read.sweep and not as_json:
+        from sordino.study.sweep import points
+
+        out_console.print(f"this is the plan of the study without its \\[sweep], which makes {len(points(read))} runs")
 
 
 @app.command()
@@ -102,16 +113,27 @@ def run(
     out: Annotated[Path | None, typer.Option(help="The run folder. Default: runs/NAME.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False,
     ledger: Annotated[Path | None, typer.Option(help="A ledger that is cumulative over runs.")] = None,
+    track: Annotated[str | None, typer.Option(help="Log to tensorboard or mlflow, like study.track.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Run a [sweep] of any size.")] = False,
 ) -> None:
-    """Train a study; writes result.json, the ledger, checkpoints and a log into the run folder."""
+    """Train a study; writes result.json, the ledger, checkpoints and a log into the run folder.
+
+    A study with a [sweep] is trained once for every combination; call it again to go on.
+    """
     from sordino.study.file import read_study
     from sordino.study.progress import Live
     from sordino.study.run import train
+    from sordino.study.track import tracker
 
     read = read_study(study, set_)
     folder = out or Path("runs") / read.study.name
+    if read.sweep:
+        if ledger:
+            raise BadInput("--ledger does not go with a [sweep]: each of its runs has a ledger of its own")
+        return _sweep(read, folder, yes, track)
     clients, method = read.federation(), read.chosen_method()
-    with Live(err_console, _state["quiet"]) as live:
+    tracking = tracker(track or read.study.track, folder, read, folder.name)
+    with Live(err_console, _state["quiet"]) as live, tracking as tracked:
         done = train(
             clients,
             method=method,
@@ -120,10 +142,30 @@ def run(
             resume=resume,
             device=read.study.device,
             name=read.study.name,
-            callbacks=[live.watch(method.name, read.study.seed, read.study.rounds)],
+            callbacks=[live.watch(method.name, read.study.seed, read.study.rounds), tracked],
             **read.arguments(),
         )
+        tracked.finish(done.result)
     _conclude(done.result, folder)
+
+
+def _sweep(read: Any, folder: Path, yes: bool, track: str | None) -> None:
+    from sordino.study.compare import comparison_table, plain_results
+    from sordino.study.progress import Live
+    from sordino.study.report import write
+    from sordino.study.sweep import sweep
+    from sordino.study.tidy import write_tables
+
+    with Live(err_console, _state["quiet"]) as live:
+        runs = sweep(read, folder, live.watch, yes, track)
+    results = [run.result for run in runs if run.result is not None]
+    out_console.print(comparison_table(results, [run.point.label for run in runs if run.result is not None]))
+    for run in runs:
+        if run.failed:
+            out_console.print(f"[bold red]failed[/bold red] {run.point.name}: {run.failed}", highlight=False)
+    for path in [*write_tables(runs, folder), write(plain_results(results), folder / "report.html")]:
+        out_console.print(f"{path.name}: {path}", highlight=False)
+    raise typer.Exit(1 if any(run.failed for run in runs) else 0)
 
 
 def _conclude(result: dict[str, Any], folder: Path) -> None:
@@ -318,6 +360,9 @@ def _ledger(path: Path) -> Any:
     return Ledger(path, readonly=True)
 
 
+federation.register(app)
+
+
 def main() -> None:
     """Run a command; turn errors into one line and an exit code: 1 internal, 2 bad input, 3 budget, 130 interrupted."""
     try:
@@ -331,7 +376,7 @@ def main() -> None:
     except SordinoError as error:
         if _state["verbose"]:
             raise
-        err_console.print(f"[bold red]error[/bold red] {error}", highlight=False, soft_wrap=True)
+        err_console.print(f"[bold red]error[/bold red] {escape(str(error))}", highlight=False, soft_wrap=True)
         sys.exit(error.exit_code)
     except (KeyboardInterrupt, click.Abort):
         err_console.print("interrupted; nothing is lost: go on with --resume", highlight=False)

@@ -269,7 +269,7 @@ def test_what_the_observer_sees_is_right_and_marked_as_not_released(digits):
 def test_methods_with_a_fixed_radius_are_not_watched(digits, method):
     done = sd.train(digits, "logistic", method, rounds=1, **SETTINGS)
     assert "clip" not in done.metrics[0]
-    assert "observer" not in done.metrics[0]
+    assert "clipped_share" not in done.metrics[0]["observer"]
 
 
 T1 = {"rounds": 150, "batch": 100, "steps": 20, "sampling": "fixed", "lr": 0.1, "clip": 3.0}

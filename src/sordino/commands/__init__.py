@@ -1,1 +1,1 @@
-"""Commands that are too large for ``cli``, one file each."""
+"""Groups of commands, each registered by ``sordino.cli``. Thin: they parse, call ``study`` and print."""

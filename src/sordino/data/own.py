@@ -97,7 +97,7 @@ def load_folder(path: Path, schema: Mapping[str, Any] | None = None, invalid: st
     """All records of a folder with a file per client, and who owns which."""
     check_invalid(invalid)
     files = client_files(path)
-    raw = schema if schema is not None else _schema_beside(path)
+    raw = schema if schema is not None else schema_beside(path)
     parsed = parse_schema(raw)
     encoded = [_read_client(file, parsed, invalid) for file in files]
     name = path.resolve().name if path.is_dir() else path.stem
@@ -120,7 +120,7 @@ def client_files(path: Path) -> list[Path]:
     return files
 
 
-def _schema_beside(path: Path) -> Mapping[str, Any]:
+def schema_beside(path: Path) -> Mapping[str, Any]:
     """The folder's schema.toml; the schema may also stand in it as [data.schema]."""
     file = (path if path.is_dir() else path.parent) / "schema.toml"
     try:

@@ -18,7 +18,8 @@ from sordino.client.clip import Public
 from sordino.client.rows import Records
 from sordino.client.turn import Work, take_turn
 from sordino.engine.checkpoint import Checkpoint
-from sordino.engine.simulate import Index, Setup, draw_rows, open_round, turns_taken
+from sordino.engine.rounds import turns_taken
+from sordino.engine.simulate import Index, Setup, draw_rows, open_round
 from sordino.engine.telling import told
 from sordino.errors import BadInput, SordinoError
 from sordino.privacy.gate import Gate, Permit, Piece, bounded
@@ -56,7 +57,9 @@ class Trace:
 def trace(setup: Setup, state: Checkpoint, client: str, step: int = 0) -> Trace:
     """Step ``step`` of a client's next turn, from ``state``, which stays as it is."""
     number = state.round + 1
-    opened = open_round(_behind_glass(setup, _Watch(0)), copy.copy(state), number, turns_taken(setup, state))
+    opened = open_round(
+        _behind_glass(setup, _Watch(0)), copy.copy(state), number, turns_taken(setup.plan, state.history)
+    )
     called = [setup.plan.clients[i].name for i in opened.called.clients]
     if client not in called:
         raise BadInput(f"client {client!r} takes no part in round {number}: {', '.join(called) or 'nobody'} does")

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from sordino.client.rows import Records, Rows
 from sordino.client.turn import take_turn
+from sordino.engine import rounds
 from sordino.engine.checkpoint import Checkpoint
 from sordino.engine.keeping import Left, keep, kept_rows
 from sordino.engine.mixed import Part, columns, labelled, mix, own
@@ -27,15 +28,13 @@ from sordino.engine.simulate import (
     Setup,
     chunks,
     close_round,
-    draw_rows,
     look,
     open_round,
-    turns_taken,
 )
 from sordino.engine.telling import EACH, told
 from sordino.errors import BadInput
-from sordino.privacy.gate import Permit
-from sordino.privacy.generators import Batches
+from sordino.privacy.gate import Permit, Terms
+from sordino.privacy.generators import Batches, Turn
 from sordino.privacy.types import Release
 
 
@@ -73,18 +72,29 @@ class Seat:
         heard = told(self.opened.public, self.opened.called.clients[[self.place]])
         return {name: value[0] if EACH + name in self.opened.public else value for name, value in heard.items()}
 
+    @property
+    def turn(self) -> Turn:
+        """Whose turn it is."""
+        return self.opened.permit.turns[self.place]
+
+    @property
+    def terms(self) -> Terms:
+        """What the turn releases."""
+        return self.opened.permit.terms[self.place]
+
     def batches(self) -> Batches:
         """The row's batches, as positions among the records of all runs."""
-        permit = self.opened.permit.split([self.place])
-        drawn = draw_rows(self.setup, self.opened.called.clients[[self.place]], permit).batches[0]
-        return Batches(drawn.positions + self.first, drawn.ends)
+        client, terms = self.opened.called.clients[self.place], self.terms
+        records = self.setup.plan.clients[client].records
+        drawn = self.setup.gate.source.batches(self.turn, terms.what, terms.sampling, records, terms.count)
+        return Batches(self.setup.train[client][drawn.positions] + self.first, drawn.ends)
 
 
 def simulate_together(setups: Sequence[Setup], states: Sequence[Checkpoint]) -> Iterator[int]:
     """Run all rounds of all runs, round by round; yields each round's number when every run has finished it."""
     _check(setups)
     records, first = _pool([one.records for one in setups])
-    taken = [turns_taken(setup, state) for setup, state in zip(setups, states)]
+    taken = [rounds.turns_taken(setup.plan, state.history) for setup, state in zip(setups, states)]
     for number in range(1, max(setup.plan.schedule.rounds for setup in setups) + 1):
         live = [i for i, s in enumerate(setups) if states[i].round < number <= s.plan.schedule.rounds]
         started = time.perf_counter()
@@ -111,8 +121,7 @@ def _turns(seats: Sequence[Seat], records: Records) -> dict[int, dict[str, Tenso
     uploads: dict[int, dict[str, Tensor]] = {}
     left: dict[int, list[Left]] = {}
     for alike in _grouped(seats, lambda seat: seat.released):
-        terms = [seat.opened.permit.terms[seat.place] for seat in alike]
-        for chunk in chunks(alike[0].setup.work, terms):
+        for chunk in chunks(alike[0].setup.work, [seat.terms for seat in alike]):
             for some, sent, after in _chunk([alike[row] for row in chunk], records):
                 _collect(uploads.setdefault(some[0].run, {}), some, sent)
                 left.setdefault(some[0].run, []).append((_clients(some), after))
@@ -128,7 +137,7 @@ def _chunk(
     """The turns of some rows in one stack: for every run, its seats, their uploads and their new state."""
     kinds = [_grouped(kind, lambda seat: seat.run) for kind in _grouped(seats, lambda seat: seat.doing)]
     ordered = [seat for runs in kinds for run in runs for seat in run]
-    permits = [seat.opened.permit.split([seat.place]) for seat in ordered]
+    permit = Permit([seat.turn for seat in ordered], [seat.terms for seat in ordered])
     start = torch.stack([seat.state.weights for seat in ordered])
     parts: list[Part] = []
     state: dict[str, Tensor] = {}
@@ -141,11 +150,11 @@ def _chunk(
         begin = rows.stop
     upload, after = take_turn(
         mix(parts, start),
-        Rows([turn for one in permits for turn in one.turns], [seat.batches() for seat in ordered], records),
+        Rows(permit.turns, [seat.batches() for seat in ordered], records),
         Release.public(start, "weights from the server"),
         Release.public(state, "state from earlier releases"),
         {},
-        Permit.joined(permits),
+        permit,
         ordered[0].setup.gate,
     )
     sent = {name: release.value for name, release in upload.parts.items()}

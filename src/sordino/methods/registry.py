@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -64,7 +65,7 @@ def get(method: str | Method, overrides: Mapping[str, Any] | None = None) -> Met
 
 def _part(part: str, choice: Any) -> Any:
     if part == "calibrate":
-        return Calibrate(**choice) if isinstance(choice, Mapping) else Calibrate(choice)
+        return _calibrate(choice)
     if part not in PARTS:
         raise BadInput(f"method.{part} is unknown: a method has the parts {', '.join([*PARTS, 'calibrate'])}")
     options = dict(choice) if isinstance(choice, Mapping) else {"name": choice}
@@ -74,10 +75,35 @@ def _part(part: str, choice: Any) -> Any:
     made = PARTS[part][name]
     try:
         if part in ("aggregate", "server"):
+            _check_options(part, name, made, options)
             return partial(made, **options) if options else made
         return made(**options)
     except TypeError as error:
         raise BadInput(f"method.{part}: {error}") from None
+
+
+def _calibrate(choice: Any) -> Calibrate:
+    """``"rdp"``, or a table: ``{name = "rdp", strictest = true}``."""
+    if not isinstance(choice, Mapping):
+        return Calibrate(choice)
+    options = {("by" if key == "name" else key): value for key, value in choice.items()}
+    for key in options:
+        if key not in ("by", "strictest"):
+            raise BadInput(f"method.calibrate has no option {key!r}: use name, strictest")
+    return Calibrate(**options)
+
+
+def _check_options(part: str, name: str, made: Any, options: Mapping[str, Any]) -> None:
+    """Refuse options that a rule does not have, before any record is touched: they are its keyword-only parameters."""
+    parameters = inspect.signature(made).parameters.values()
+    known = [one.name for one in parameters if one.kind is inspect.Parameter.KEYWORD_ONLY]
+    if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters):
+        return
+    for option in options:
+        if option not in known:
+            near = difflib.get_close_matches(option, known, n=1)
+            has = f"did you mean {near[0]!r}?" if near else f"use {', '.join(known)}" if known else "it has none"
+            raise BadInput(f"method.{part} = {name!r} has no option {option!r}: {has}")
 
 
 def _loudest() -> tuple[Ask, ...]:

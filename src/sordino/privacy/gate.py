@@ -117,11 +117,6 @@ class Permit:
         chosen = list(rows)
         return Permit([self.turns[i] for i in chosen], [self.terms[i] for i in chosen])
 
-    @classmethod
-    def joined(cls, permits: Sequence[Permit]) -> Permit:
-        """The permits of several runs as one, whose rows then share a stack. Use either them or it."""
-        return cls([t for p in permits for t in p.turns], [t for p in permits for t in p.terms])
-
 
 def bounded(factors: Tensor, norms: Tensor, bound: Tensor | float) -> Tensor:
     """Limit factors so that no record moves the sum by more than C: a ← a·min(1, C/(|a|·‖g‖)).

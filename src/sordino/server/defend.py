@@ -39,6 +39,9 @@ FLOOR = 0.25
 NORM_BLOCK = 4096
 """Entries whose squares are summed in float32."""
 
+PER_ROW = ("estimated_variances", "votes")
+"""Diagnostics with an entry for each row that was kept; refused rows get None, so that entries match participants."""
+
 log = logging.getLogger("sordino.server")
 
 
@@ -236,6 +239,10 @@ def defended(
                 log.warning(line)
             weights = None
             diagnostics = {name: value for name, value in outcome.diagnostics.items() if name != "log"}
+            for name in PER_ROW:
+                if name in diagnostics:
+                    found = dict(zip(screened.kept.tolist(), diagnostics[name]))
+                    diagnostics[name] = [found.get(row) for row in range(len(facts.clients))]
             if outcome.weights is not None:
                 weights = np.zeros(len(facts.clients))
                 weights[screened.kept] = outcome.weights

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sordino import data, methods
-from sordino.data import Federation
+from sordino.data import Dataset, Federation
 from sordino.errors import BadInput
 from sordino.methods import Method
 
@@ -29,6 +29,7 @@ class About(Section):
     seed: int = 0
     rounds: int = Field(default=40, gt=0)
     device: str = "cpu"
+    track: Literal["tensorboard", "mlflow"] | None = None
 
 
 class Data(Section):
@@ -115,6 +116,22 @@ class Compare(Section):
     seeds: list[int] = []
 
 
+class Deployment(Section):
+    """``[deployment]``: which sites take part, what their records look like, how long the server waits.
+
+    ``test``: a file of records that the server may look at, to judge the model by.
+    """
+
+    sites: list[str] = []
+    shape: list[int] | None = None
+    classes: int | None = Field(default=None, gt=1)
+    test: str | None = None
+    enrol: float = Field(default=300.0, gt=0)
+    timeout: float = Field(default=600.0, gt=0)
+    least: int = Field(default=1, gt=0)
+    absent: Literal["refuse", "go on"] = "refuse"
+
+
 class Study(Section):
     """A whole study."""
 
@@ -125,11 +142,25 @@ class Study(Section):
     method: MethodParts = MethodParts()
     training: TrainingKeys = TrainingKeys()
     compare: Compare = Compare()
+    sweep: dict[str, Any] = {}
+    deployment: Deployment = Deployment()
 
-    def federation(self) -> Federation:
-        """Load the data, deal it to clients, give them their budgets."""
+    def source(self) -> Dataset | None:
+        """The records before they are dealt to clients; None where files belong to clients already (a schema)."""
+        return None if self.data.table_schema is not None else self._load()
+
+    def _load(self) -> Dataset:
         d = self.data
-        seed = self.study.seed if d.seed is None else d.seed
+        found = data.load(d.name, folder=d.folder, **d.options)
+        return found if d.records is None else found.subset(d.records, self._data_seed)
+
+    @property
+    def _data_seed(self) -> int:
+        return self.study.seed if self.data.seed is None else self.data.seed
+
+    def federation(self, source: Dataset | None = None) -> Federation:
+        """Load the data (or take ``source``, what ``self.source()`` gave), deal it to clients, give them budgets."""
+        d, seed = self.data, self._data_seed
         if d.table_schema is not None:
             if d.partition not in (None, "natural"):
                 raise BadInput(
@@ -139,9 +170,7 @@ class Study(Section):
                 d.folder or d.name, d.table_schema, test=d.test, seed=seed, invalid=d.invalid, central=d.central
             )
         else:
-            source = data.load(d.name, folder=d.folder, **d.options)
-            if d.records is not None:
-                source = source.subset(d.records, seed)
+            source = self._load() if source is None else source
             keys = ("beta", "shards", "max_classes", "similarity", "sizes")
             given = {key: getattr(d, key) for key in keys if getattr(d, key) is not None}
             clients = source.partition(
@@ -189,6 +218,11 @@ class Study(Section):
             **self.training.model_dump(exclude_none=True),
         }
 
+    def table(self) -> dict[str, Any]:
+        """What the file said, without ``[sweep]``: a table of tables that ``make_study`` reads."""
+        said: dict[str, Any] = self.model_dump(by_alias=True, exclude_unset=True, exclude={"sweep"})
+        return said
+
 
 def read_study(path: Path, settings: Sequence[str] = ()) -> Study:
     """A study from a file, with ``key=value`` settings (TOML values) put over it."""
@@ -210,7 +244,7 @@ def make_study(table: dict[str, Any], settings: Sequence[str] = ()) -> Study:
     try:
         return Study.model_validate(table)
     except ValidationError as error:
-        raise BadInput(_explain(error)) from None
+        raise BadInput(explain(error, Study)) from None
 
 
 def _put(table: dict[str, Any], setting: str) -> None:
@@ -229,20 +263,22 @@ def _put(table: dict[str, Any], setting: str) -> None:
     table[last] = value
 
 
-def _explain(error: ValidationError) -> str:
-    first = error.errors(include_url=False)[0]
+def explain(error: ValidationError, model: type[BaseModel]) -> str:
+    """The first thing that is wrong with a file, by key, with a remedy."""
+    found = error.errors(include_url=False)
+    first = next((one for one in found if one["type"] == "extra_forbidden"), found[0])  # a misspelt key also is missing
     where = [str(one) for one in first["loc"]]
     key = ".".join(where[:2])
     if first["type"] == "extra_forbidden":
-        known = _known(where)
+        known = _known(where, model)
         near = difflib.get_close_matches(where[-1], known, n=1)
         return f"unknown key {key}: " + (f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(known)}")
     return f"{key} = {first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}"
 
 
-def _known(where: list[str]) -> list[str]:
+def _known(where: list[str], model: type[BaseModel]) -> list[str]:
     if len(where) < 2:
-        return list(Study.model_fields)
-    section = Study.model_fields[where[0]].annotation
+        return list(model.model_fields)
+    section = model.model_fields[where[0]].annotation
     fields = getattr(section, "model_fields", {})
     return [field.alias or name for name, field in fields.items()]

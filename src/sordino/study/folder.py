@@ -33,8 +33,10 @@ class Folder:
     run: str
 
     @classmethod
-    def open(cls, path: Path, study: dict[str, Any], plan: Plan, seed: int, resume: bool) -> Folder:
-        """A new run folder, or with ``resume`` the one that an interrupted run left."""
+    def open(
+        cls, path: Path, study: dict[str, Any], plan: Plan, seed: int, resume: bool, run: str | None = None
+    ) -> Folder:
+        """A new run folder, or with ``resume`` the one that an interrupted run left; ``run`` names a new run."""
         about = path / "study.json"
         if about.exists():
             if not resume:
@@ -45,7 +47,7 @@ class Folder:
                 what = ", ".join(changed) or "seed"
                 raise BadInput(f"{path} holds a run with another {what}: resume with the same study, or start afresh")
             return cls(path, kept["run"])
-        run = uuid.uuid4().hex
+        run = run or uuid.uuid4().hex
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:

@@ -304,6 +304,7 @@ def make_setup(
 ) -> Setup:
     """Put data, engine, gate and observer together; ``records`` where another run has them on the device already."""
     clients, plan = ready.clients, ready.plan
+    ready.engine.module.to(device)  # what it holds fixed; weights come with every call
     if records is None:
         records = make_records(clients.x, clients.y, clients.valid, device)
     central = None

@@ -14,7 +14,7 @@ from sordino.client.gradients.fast import Fast
 from sordino.client.gradients.layout import layout_of, view_of
 from sordino.client.gradients.losses import Loss, loss_by_name
 from sordino.client.gradients.rules import Unsupported
-from sordino.client.gradients.types import Engine, Graded, LayerPlan, Slot, evaluating
+from sordino.client.gradients.types import Engine, Graded, LayerPlan, Slot, evaluating, precise
 from sordino.errors import BadInput
 from sordino.models import refuse_batch_statistics, refuse_tied_weights
 
@@ -167,7 +167,7 @@ def disagreement(engine: Engine, model: nn.Module, loss: Loss, params: Tensor, x
     Both sides run in evaluation mode, so that dropout does not blur the comparison.
     """
     try:
-        with evaluating(engine.module), evaluating(model):
+        with evaluating(engine.module), evaluating(model), precise():
             if x.device.type == "cpu":
                 graded = engine.shared(params, x, y, torch.zeros(len(y), dtype=torch.long), 1)
             else:  # where rows are stacked

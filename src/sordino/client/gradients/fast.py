@@ -16,7 +16,7 @@ from sordino.client.gradients.rules import refuse_reuse
 from sordino.client.gradients.segments import Segments
 from sordino.client.gradients.shadow import shadow_of
 from sordino.client.gradients.tape import Batch, Layer, Recorded, Sums, Tape, Workspace
-from sordino.client.gradients.types import Graded, LayerPlan, Slot, evaluating
+from sordino.client.gradients.types import Graded, LayerPlan, Slot, evaluating, precise
 
 BLOCK_BYTES = 12 * 2**20
 SMALLEST_BLOCK = 16
@@ -165,7 +165,7 @@ class Fast:
     def _evaluated(self, weights: Tensor, x: Tensor, start: int, stop: int, mask: Tensor | None = None) -> Tensor:
         self._calls += 1  # what a graded batch holds may lie in the buffers that are written now
         lengths = _lengths(weights, stop - start, mask)
-        with torch.no_grad():
+        with torch.no_grad(), precise(self.mixed):
             tape = Tape(weights, Batch(len(x), self._held), (start, stop), self._scratch, lengths, self.mixed)
             return self._run(tape, x[start:stop])
 
@@ -198,12 +198,12 @@ class Fast:
     def _pass(self, tape: Tape, x: Tensor, y: Tensor) -> Tensor:
         """Forward and back over one window: losses, everything else on the tape."""
         if self._chain is not None:
-            with torch.no_grad():
+            with torch.no_grad(), precise(self.mixed):
                 outputs, saved = self._chain.forward(_ordered(x), tape)
                 losses, slopes = self._loss.graded(outputs, y)
                 self._chain.backward(slopes, saved, tape)
             return losses
-        with torch.enable_grad():
+        with torch.enable_grad(), precise(self.mixed):
             losses = self._loss.values(self._run(tape, x), y)
             torch.autograd.grad(losses, self._anchor, torch.ones_like(losses), allow_unused=True)
         return losses.detach()

@@ -149,6 +149,17 @@ class Engine(Protocol):
 
 
 @contextmanager
+def precise(mixed: bool = False) -> Iterator[None]:
+    """Native convolutions in float32 proper: a GPU would otherwise take TF32 for them without being asked."""
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = mixed
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
+
+
+@contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
     """The module in evaluation mode, and back."""
     was_training = module.training

@@ -27,13 +27,14 @@ from sordino.errors import BadInput
 from sordino.study.reproduce import tables
 from sordino.study.reproduce.experiment import Cell, Entry, Experiment, tuning_cells
 from sordino.study.reproduce.make import Workshop
+from sordino.study.reproduce.packed import pack
 from sordino.study.reproduce.papers import EXPERIMENTS
 from sordino.study.reproduce.runner import STACK_ROWS, Runner, Silent, Watch, chosen_values, matching, settle
 from sordino.study.reproduce.store import Store, commit, hardware, versions
 from sordino.study.result import to_json
 from sordino.study.run import torch_device
 
-__all__ = ["Cell", "Experiment", "Reproduction", "get", "names", "run"]
+__all__ = ["Cell", "Experiment", "Reproduction", "get", "names", "pack", "run"]
 
 
 def names() -> list[str]:
@@ -153,7 +154,7 @@ def _collected(begun: Reproduction, planned: tuple[Cell, ...], store: Store, wor
         "hardware": ", ".join(sorted({one["hardware"] for one in finished})) or begun.about["hardware"],
         "notes": notes,
     }
-    entries = begun.entries + tables.measured(experiment, settled, store)
+    entries = tables.measured(experiment, settled, store) + begun.entries
     return _written(Reproduction(experiment, entries, about, begun.folder), settled, store)
 
 

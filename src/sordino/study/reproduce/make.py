@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sordino import data, methods
+from sordino import methods
 from sordino.data import Dataset, Federation
 from sordino.methods import Method, noises_of
+from sordino.study.reproduce import packed
 from sordino.study.reproduce.experiment import Cell
 from sordino.study.reproduce.standin import load_or_stand_in
 from sordino.study.run import Prepared, prepare
@@ -69,7 +70,7 @@ class Workshop:
                 if instead:
                     self.replaced[name] = instead
             else:
-                self._sets[key] = data.load(name, folder=self.folder, **options)
+                self._sets[key] = packed.load(name, self.folder, options)
         return self._sets[key]
 
     def _noise_key(self, cell: Cell, clients: Federation, method: Method) -> str:

@@ -204,20 +204,28 @@ def settle(cells: Sequence[Cell], chosen: dict[Place, dict[str, Any]]) -> list[C
 def matching(cells: Sequence[Cell], only: str | Callable[[Cell], bool] | None) -> list[Cell]:
     """The cells to run: those for which ``only`` holds, or whose block, row, column or seed contain its words.
 
-    Words are separated by commas, alternatives by ``|``: ``"tight, Dist1|Dist2, seed 0"``.
+    Words are separated by commas, alternatives by ``|``: ``"tight, Dist1|Dist2, seed 0"``. A word that is somebody's
+    whole label means just that label.
     """
     if only is None:
         return list(cells)
     if not isinstance(only, str):
         return [cell for cell in cells if only(cell)]
     wanted = [[one.strip().lower() for one in word.split("|")] for word in only.split(",") if word.strip()]
+    whole = {label for cell in cells for label in _labels(cell)}
 
     def holds(cell: Cell) -> bool:
-        labels = [cell.block.lower(), cell.row.lower(), cell.column.lower(), f"seed {cell.seed}"]
-        return all(any(word in label for word in words for label in labels) for words in wanted)
+        return all(
+            any(word == label if word in whole else word in label for word in words for label in _labels(cell))
+            for words in wanted
+        )
 
     kept = [cell for cell in cells if holds(cell)]
     if cells and not kept:
         names = [", ".join(dict.fromkeys(getattr(c, key) for c in cells)) for key in ("block", "row", "column")]
         raise BadInput(f"no run matches {only!r}: blocks are {names[0]}; rows are {names[1]}; columns are {names[2]}")
     return kept
+
+
+def _labels(cell: Cell) -> tuple[str, ...]:
+    return (cell.block.lower(), cell.row.lower(), cell.column.lower(), f"seed {cell.seed}")

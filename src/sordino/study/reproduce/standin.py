@@ -16,6 +16,9 @@ from sordino import data
 from sordino.data import SOURCES, Dataset
 from sordino.data.sources import absent_files, data_folder
 
+TESTS = 500
+"""At most so many records of a data set's own test set are looked at in a quick version."""
+
 HELD = 297
 """Records of the bundled digits that stand in for a data set's own test records; 1,500 are left."""
 
@@ -24,7 +27,7 @@ def load_or_stand_in(name: str, folder: str | Path | None, options: Mapping[str,
     """The data set, or, where its files are absent, bundled data of the same shape and what that is in words."""
     source = SOURCES[name]
     if not absent_files(source, data_folder(folder)):
-        return data.load(name, folder=folder, **options), None
+        return _few_tests(data.load(name, folder=folder, **options)), None
     if source.classes != 10:
         return _cut(data.load("breast-cancer"), options), "the bundled breast-cancer data"
     small = data.load("digits")
@@ -37,6 +40,12 @@ def load_or_stand_in(name: str, folder: str | Path | None, options: Mapping[str,
     train, held = split[HELD:], split[:HELD]
     kept = replace(whole, x=x[train], y=small.y[train], valid=small.valid[train], test_x=x[held], test_y=small.y[held])
     return _cut(kept, options), words
+
+
+def _few_tests(dataset: Dataset) -> Dataset:
+    if dataset.test_x is None or dataset.test_y is None:
+        return dataset
+    return replace(dataset, test_x=dataset.test_x[:TESTS], test_y=dataset.test_y[:TESTS])
 
 
 def _enlarged(x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:

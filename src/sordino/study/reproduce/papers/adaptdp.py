@@ -340,7 +340,7 @@ EXPERIMENTS = (
         title="run time of a round: what phase 1 costs on T3",
         cost="no training to speak of; under a minute",
         measures=(
-            Measure("seconds", "seconds a round", 1.0, ".4g"),
+            Measure("seconds", "processor seconds a round", 1.0, ".4g"),
             Measure("ratio", "times DP-FedAvg's", 1.0, ".3f"),
         ),
         published={

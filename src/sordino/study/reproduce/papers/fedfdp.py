@@ -401,8 +401,8 @@ EXPERIMENTS = (
         },
         differs=(
             *SETTING,
-            "The paper's T = 6, 115, 268, 463, 708 counts the gradient only and overshoots at the ends; training here "
-            "takes T with the loss, by the tight accountant, and λ = 0.1.",
+            "The paper's T = 6, 115, 268, 463, 708 counts the gradient only and overshoots at σ = 1.5 and 3; training "
+            "here takes T with the loss, by the tight accountant, and λ = 0.1.",
             *HONEST[1:2],
         ),
         cells=_noise_cells,

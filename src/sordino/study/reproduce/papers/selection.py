@@ -198,9 +198,10 @@ def probabilities_say(
 
 
 SMALL_CIFAR = Quick(
+    blocks=(TIGHT,),
     columns=("s = 30", *CASES),
-    data={"options": {"records": 1000}, "clients": 10},
-    training={"rounds": 3, "batch": 16, "select": 3, "evaluate": 3},
+    data={"options": {"records": 400}, "clients": 8},
+    training={"rounds": 3, "batch": 16, "select": 2, "evaluate": 3},
 )
 
 EXPERIMENTS: tuple[Experiment, ...] = (

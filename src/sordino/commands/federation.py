@@ -1,0 +1,157 @@
+"""The commands of a deployment: certify, serve, join, status."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from sordino.errors import BadInput
+
+Insecure = Annotated[
+    bool, typer.Option("--insecure", help="No TLS and no authentication: for a trial on one machine only.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    for one in (certify, serve, join, status):
+        app.command()(one)
+
+
+def certify(
+    folder: Annotated[Path, typer.Argument(help="Where the keys go.", show_default=False)],
+    sites: Annotated[str, typer.Option(help="The sites' names, separated by commas.")],
+    host: Annotated[str, typer.Option(help="More names or addresses of the server, separated by commas.")] = "",
+    days: Annotated[float, typer.Option(min=1, help="How long the certificates hold.")] = 365.0,
+) -> None:
+    """Make an authority, a server certificate and a key pair for every site: enough for a trial."""
+    from sordino.cli import out_console
+    from sordino.engine.federation.certificates import certify as make
+
+    names, hosts = _words(sites), _words(host)
+    if not names:
+        raise BadInput("--sites names nobody: --sites north,south")
+    keys = make(folder, names, hosts, days)
+    out_console.print(f"to everyone       {keys.authority}", highlight=False)
+    out_console.print(f"to the server     {keys.server[0]}, {keys.server[1]}, sites/*.pub", highlight=False)
+    for name in names:
+        out_console.print(f"to {name} only    {keys.private(name)}", highlight=False)
+    out_console.print("Whoever has ca.key can make certificates: keep it offline, or delete it.", highlight=False)
+
+
+def serve(
+    study: Annotated[Path, typer.Argument(help="A study file (TOML) with a [deployment] table.", show_default=False)],
+    keys: Annotated[Path, typer.Option(help="Folder of the keys that `sordino certify` made.")] = Path("keys"),
+    set_: Annotated[list[str], typer.Option("--set", help="Put section.key=value over the study.")] = [],  # noqa: B006
+    out: Annotated[Path | None, typer.Option(help="The run folder. Default: runs/NAME.")] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on.")] = 9092,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False,
+    page: Annotated[int | None, typer.Option(help="Show a live page on this port of 127.0.0.1.")] = None,
+    insecure: Insecure = False,
+) -> None:
+    """Train a study with real sites: starts a Flower SuperLink and coordinates the run; writes result.json."""
+    from sordino.cli import err_console, out_console
+    from sordino.engine.federation.certificates import Keys
+    from sordino.study.file import read_study
+    from sordino.study.page import Page
+    from sordino.study.serve import serve as run
+    from sordino.study.status import line_of
+
+    _log_to(err_console)
+    _end_in_order()
+    read = read_study(study, set_)
+    folder = out or Path("runs") / read.study.name
+    if insecure:
+        _warn(err_console)
+    with Page(folder, page, err_console):
+        err_console.print(f"serving {read.study.name} at {host}:{port}; sites: {', '.join(read.deployment.sites)}")
+        result = run(
+            read,
+            folder,
+            None if insecure else Keys(keys),
+            host,
+            port,
+            resume,
+            lambda record: err_console.print(line_of(record, read.study.rounds), highlight=False, markup=False),
+        )
+    if not result["private"]:
+        out_console.print("[bold red]NOT PRIVATE[/bold red]: no noise was added and no budget protects anybody.")
+    out_console.print(f"result: {folder / 'result.json'}", highlight=False)
+
+
+def join(
+    site: Annotated[Path, typer.Argument(help="The site's file (SITE.toml).", show_default=False)],
+    wait: Annotated[float, typer.Option(min=1, help="Seconds to wait for the server's first answer.")] = 3600.0,
+    insecure: Insecure = False,
+) -> None:
+    """Take part as a site: the budget, the ledger and the records stay here, and this site's limits decide."""
+    from sordino.cli import err_console
+    from sordino.study.join import join as take_part
+
+    _log_to(err_console)
+    _end_in_order()
+    if insecure:
+        _warn(err_console)
+    try:
+        take_part(site, insecure=insecure, wait=wait)
+    except KeyboardInterrupt:
+        err_console.print("left the federation; what was charged stays charged, and the same command joins again")
+        sys.exit(130)
+
+
+def status(
+    folder: Annotated[Path, typer.Argument(help="The server's run folder.", show_default=False)],
+    page: Annotated[int | None, typer.Option(help="Show a live page on this port of 127.0.0.1.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Say where a deployed run stands: rounds, sites seen, refusals, budgets."""
+    import time
+
+    from sordino.cli import err_console, out_console
+    from sordino.study.page import Page
+    from sordino.study.result import to_json
+    from sordino.study.status import look, table
+
+    seen = look(folder)
+    if as_json:
+        typer.echo(to_json(seen, indent=1))
+    else:
+        out_console.print(table(seen))
+    if page is not None:
+        with Page(folder, page, err_console):
+            while True:
+                time.sleep(3600)
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _warn(console: Any) -> None:
+    console.print(
+        "[bold red]WARNING[/bold red] --insecure: no TLS, no authentication. Anybody on the way can read and change "
+        "everything, and anybody can pose as the server or as a site. For a trial on one machine only."
+    )
+
+
+def _end_in_order() -> None:
+    """SIGTERM, which service managers send, ends the command like Ctrl-C: with everything it started."""
+
+    def stop(number: int, frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, stop)
+
+
+def _log_to(console: Any) -> None:
+    from rich.logging import RichHandler
+
+    handler = RichHandler(console=console, show_path=False, markup=False)
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", datefmt="%X", handlers=[handler])
+    logging.getLogger("sordino").setLevel(logging.INFO)

@@ -1,0 +1,1 @@
+"""A real federation on Flower: site and coordinator apart, joined by packets of releases and public facts."""

@@ -1,0 +1,164 @@
+"""Certificates and keys for a trial: an authority, the server's certificate, and a key pair for every site.
+
+Good for a trial or a small consortium that trusts one folder. An organisation with its own authority uses that.
+"""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from sordino.errors import BadInput
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+"""What a site may be called: the name becomes a file name."""
+
+
+@dataclass(frozen=True)
+class Keys:
+    """Where the files of a trial lie: ``ca.crt`` goes to everyone, ``server.*`` to the server, ``site/*`` apart."""
+
+    folder: Path
+
+    @property
+    def authority(self) -> Path:
+        """The authority's certificate: every site needs it, and it is no secret."""
+        return self.folder / "ca.crt"
+
+    @property
+    def server(self) -> tuple[Path, Path]:
+        """Certificate and private key of the server."""
+        return self.folder / "server.crt", self.folder / "server.key"
+
+    def private(self, site: str) -> Path:
+        """A site's private key; belongs to that site alone."""
+        return self.folder / "sites" / f"{site}.key"
+
+    def public(self, site: str) -> Path:
+        """A site's public key; the server needs it."""
+        return self.folder / "sites" / f"{site}.pub"
+
+    def sites(self) -> list[str]:
+        """The sites whose public keys lie here."""
+        return sorted(one.stem for one in (self.folder / "sites").glob("*.pub"))
+
+
+def check_name(site: str) -> str:
+    """A site's name, or an error that says what a name looks like."""
+    if not NAME.fullmatch(site):
+        raise BadInput(f"site name {site!r}: use letters, digits, '.', '_' and '-', at most 63, no leading sign")
+    return site
+
+
+def certify(folder: Path, sites: Sequence[str], hosts: Sequence[str] = (), days: float = 365.0) -> Keys:
+    """Make an authority, a server certificate for 127.0.0.1, localhost and ``hosts``, and a key pair for every site.
+
+    A folder that has an authority already keeps its keys: only sites that are missing are added.
+    """
+    keys = Keys(folder)
+    for site in sites:
+        check_name(site)
+    try:
+        (folder / "sites").mkdir(parents=True, exist_ok=True, mode=0o700)
+        if not keys.authority.exists():
+            _authority_and_server(keys, hosts, days)
+        for site in sites:
+            if not keys.public(site).exists():
+                _site(keys, site)
+    except OSError as error:
+        raise BadInput(f"cannot write keys into {folder}: {error.strerror}") from None
+    return keys
+
+
+def _authority_and_server(keys: Keys, hosts: Sequence[str], days: float) -> None:
+    now = datetime.datetime.now(datetime.UTC)
+    # A day back, so that clocks need not agree to the second; a certificate that is over already stays so.
+    since = now - datetime.timedelta(days=1 if days > 0 else 2 - days)
+    until = now + datetime.timedelta(days=days)
+    own = ec.generate_private_key(ec.SECP384R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "sordino trial authority")])
+    authority = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(own.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(since)
+        .not_valid_after(now + datetime.timedelta(days=max(days, 1)))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(own.public_key()), critical=False)
+        .add_extension(_usage(sign_certificates=True), critical=True)
+        .sign(own, hashes.SHA384())
+    )
+    key = ec.generate_private_key(ec.SECP384R1())
+    server = (
+        x509.CertificateBuilder()
+        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "sordino server")]))
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(since)
+        .not_valid_after(until)
+        .add_extension(x509.SubjectAlternativeName(_addresses(hosts)), critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(own.public_key()), critical=False)
+        .add_extension(_usage(sign_certificates=False), critical=True)
+        .sign(own, hashes.SHA384())
+    )
+    _write(keys.folder / "ca.key", _private(own), secret=True)
+    _write(keys.server[1], _private(key), secret=True)
+    _write(keys.server[0], server.public_bytes(serialization.Encoding.PEM))
+    _write(keys.authority, authority.public_bytes(serialization.Encoding.PEM))  # last: its presence says "done"
+
+
+def _site(keys: Keys, site: str) -> None:
+    key = ec.generate_private_key(ec.SECP384R1())
+    openssh = serialization.PublicFormat.OpenSSH
+    _write(keys.private(site), _private(key, serialization.PrivateFormat.OpenSSH), secret=True)
+    _write(keys.public(site), key.public_key().public_bytes(serialization.Encoding.OpenSSH, openssh))
+
+
+def _usage(sign_certificates: bool) -> x509.KeyUsage:
+    names = ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement")
+    return x509.KeyUsage(
+        digital_signature=not sign_certificates,
+        key_cert_sign=sign_certificates,
+        crl_sign=sign_certificates,
+        encipher_only=False,
+        decipher_only=False,
+        **dict.fromkeys(names, False),
+    )
+
+
+def _addresses(hosts: Sequence[str]) -> list[x509.GeneralName]:
+    found: list[x509.GeneralName] = []
+    for host in dict.fromkeys(("127.0.0.1", "localhost", *hosts)):
+        try:
+            found.append(x509.IPAddress(ipaddress.ip_address(host)))
+        except ValueError:
+            found.append(x509.DNSName(host))
+    return found
+
+
+def _private(
+    key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat = serialization.PrivateFormat.PKCS8
+) -> bytes:
+    return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
+
+
+def _write(path: Path, content: bytes, secret: bool = False) -> None:
+    """Write a file that, if secret, nobody else may read, not even for a moment."""
+    path.unlink(missing_ok=True)
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if secret else 0o644), "wb") as file:
+        file.write(content)

@@ -1,0 +1,162 @@
+"""What a site allows, whatever a server asks. Every refusal here depends on public parameters only (never on records),
+so its reason may be read on both sides.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sordino import models
+from sordino.errors import BadInput
+from sordino.methods import Method, get
+from sordino.privacy.gate import Terms
+from sordino.privacy.types import Budget
+
+
+class Refused(BadInput):
+    """The site's policy says no."""
+
+
+@dataclass(frozen=True)
+class Declared:
+    """What a site says about its records; public (R5)."""
+
+    records: int
+    shape: tuple[int, ...]
+    classes: int | None
+    schema: str
+    """A hash of the feature schema: names, ranges, categories, labels."""
+
+    @property
+    def task(self) -> str:
+        """``classification`` or ``regression``."""
+        return "regression" if self.classes is None else "classification"
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Limits of one site.
+
+    Attributes
+    ----------
+    methods: allowed by name; None: every private one that is installed here.
+    not_private: whether methods without noise may run on these records at all.
+    models: allowed by name; None: those that come with sordino. Models of your own must be listed.
+    rounds, steps, parameters: the most turns of a run, local steps of a turn, model parameters.
+    run_epsilon: the most ε that one run is offered; None: all of the budget. What is spent is the ledger's business.
+    least_noise: the smallest noise multiplier of any release, whatever the budget would pay for.
+    clip: the range of clipping radii. A tiny radius would put noise below what floats resolve, so there is a floor.
+    """
+
+    methods: tuple[str, ...] | None = None
+    not_private: bool = False
+    models: tuple[str, ...] | None = None
+    rounds: int = 1000
+    steps: int = 10_000
+    parameters: int = 200_000_000
+    run_epsilon: float | None = None
+    least_noise: float = 0.1
+    clip: tuple[float, float] = (1e-4, 1e4)
+
+
+def check_study(policy: Policy, brief: Mapping[str, Any], method: Method, declared: Declared, budget: Budget) -> None:
+    """Refuse a study that asks for what this site does not allow, or does not have."""
+    name = method.name
+    if policy.methods is not None and name not in policy.methods:
+        raise Refused(f"method {name!r} is not allowed here: this site allows {', '.join(policy.methods)}")
+    if policy.methods is not None:
+        _check_parts(method)
+    if not method.private and not policy.not_private:
+        raise Refused(f"method {name!r} adds no noise, and this site does not allow methods that are NOT PRIVATE")
+    model = str(brief["model"]["name"])
+    known = policy.models if policy.models is not None else tuple(models.names())
+    if model not in known:
+        raise Refused(f"model {model!r} is not allowed here: this site allows {', '.join(known)}")
+    if int(brief["parameters"]) > policy.parameters:
+        raise Refused(f"a model of {brief['parameters']} parameters is too large here: at most {policy.parameters}")
+    if int(brief["rounds"]) > policy.rounds:
+        raise Refused(f"{brief['rounds']} rounds are too many for this site: it allows {policy.rounds} a run")
+    shape, classes = tuple(brief["shape"]), brief["classes"]
+    if (shape, classes) != (declared.shape, declared.classes):
+        raise Refused(
+            f"the study's records have shape {shape} and {_labels(classes)}, this site's have shape {declared.shape} "
+            f"and {_labels(declared.classes)}: the feature schemas differ"
+        )
+    if brief["schema"] is not None and brief["schema"] != declared.schema:
+        raise Refused(
+            "the study's feature schema (names, ranges, categories, labels) is not this site's: compare [data.schema]"
+        )
+    if str(brief["adjacency"]) != str(budget.adjacency):
+        raise Refused(f"the study accounts under {brief['adjacency']}, this site's budget is under {budget.adjacency}")
+
+
+def _check_parts(method: Method) -> None:
+    """Refuse a method that is allowed by name but does something else at a client than the method of that name."""
+    usual = get(method.name)
+    allowed = {
+        "clip": (_base(method.clip.name), {_base(usual.clip.name), "flat"}),
+        "local": (_base(method.local.name), {_base(usual.local.name), "sgd"}),
+        **{f"ask {one.question.what}": (one.question.what, _asked(usual)) for one in method.ask},
+    }
+    for part, (name, known) in allowed.items():
+        if name not in known:
+            raise Refused(
+                f"method {method.name!r} is allowed here as it comes, but this study exchanges its {part} for {name!r}"
+            )
+
+
+def _base(name: str) -> str:
+    """A part's name without its options, which a study may tune."""
+    return name.partition("(")[0]
+
+
+def _asked(method: Method) -> set[str]:
+    return {one.question.what for one in method.ask}
+
+
+def _labels(classes: int | None) -> str:
+    return "a number to predict" if classes is None else f"{classes} classes"
+
+
+def check_layout(brief: Mapping[str, Any], layout: list[Any]) -> None:
+    """Refuse a model whose tensors are not those of the model of that name that is installed here."""
+    if [list(one) for one in brief["layout"]] != layout:
+        raise Refused(
+            f"model {brief['model']['name']!r} has other tensors here than at the server: install the same version of "
+            "sordino (or of the module it comes from) on both sides"
+        )
+
+
+def check_terms(
+    policy: Policy, method: Method, terms: Terms, asks: tuple[Terms, ...], turns: int, records: int, public: bool
+) -> None:
+    """Refuse releases that the method does not make, or that this site does not allow."""
+    beside = [one.question.what for one in method.ask if one.batch == "step"]
+    own = [one.question.what for one in method.ask if one.batch == "own"]
+    if [name for name, _ in terms.parts] != ["gradient", *beside] or [one.what for one in asks] != own:
+        said = "; ".join(one.what for one in (terms, *asks))
+        raise Refused(f"method {method.name!r} does not release {said}")
+    if turns > policy.rounds:
+        raise Refused(f"{turns} turns are too many for this site: it allows {policy.rounds} a run")
+    if terms.count > policy.steps:
+        raise Refused(f"{terms.count} local steps a turn are too many for this site: it allows {policy.steps}")
+    for one in (terms, *asks):
+        expected = one.sampling.rate * records
+        if not math.isclose(one.divisor, expected, rel_tol=1e-6):
+            raise Refused(f"{one.what!r} would be divided by {one.divisor:g}, not by its expected batch {expected:g}")
+        for name, z in one.parts:
+            if method.private and not public and not z >= policy.least_noise:
+                raise Refused(f"{name!r} would have noise {z:.3g}: this site adds at least {policy.least_noise:g}")
+
+
+def check_bounds(policy: Policy, bounds: Mapping[str, float], private: bool) -> None:
+    """Refuse a clipping radius outside the allowed range; a question's bound only has to be a positive number."""
+    for part, bound in bounds.items():
+        if not private:
+            continue
+        low, high = policy.clip if part == "gradient" else (1e-6, 1e12)
+        if not low <= bound <= high:
+            raise Refused(f"the bound of {part!r} is {bound:g}: this site allows {low:g} to {high:g}")

@@ -1,0 +1,133 @@
+"""Flower's commands as child processes: started with the right environment, ended with everything they started."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from sordino.errors import BadInput, SordinoError
+
+PATIENCE = 10.0
+"""Seconds a process has to end in order before it is killed."""
+
+
+def environment(home: Path, first: Path | None = None) -> dict[str, str]:
+    """Of Flower's processes: a home of its own, no calls home, quick polling; ``first`` comes first on the path."""
+    folders = [str(one) for one in (first, Path(sys.executable).parent) if one is not None]
+    return {
+        **os.environ,
+        "FLWR_HOME": str(home),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
+        "PATH": os.pathsep.join([*folders, os.environ.get("PATH", "")]),
+    }
+
+
+def command(name: str) -> str:
+    """The full path of one of Flower's commands, from the environment sordino runs in."""
+    found = Path(sys.executable).parent / name
+    if not found.exists():
+        raise BadInput(f"{name} is not installed: deployment needs the flower extra, pip install 'sordino[flower]'")
+    return str(found)
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_until_free(host: str, port: int, seconds: float) -> None:
+    """Until nobody listens there any more: a server that was killed takes a moment to let go."""
+    until = time.monotonic() + seconds
+    while True:
+        try:
+            with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
+                return
+        except OSError as error:
+            if time.monotonic() >= until:
+                raise BadInput(
+                    f"{host}:{port} cannot be listened on: {error.strerror}; choose another --port"
+                ) from None
+            time.sleep(0.5)
+
+
+class Child:
+    """A process and everything it starts; it ends when this process does, even by SIGKILL (Linux)."""
+
+    def __init__(self, arguments: Sequence[str], env: dict[str, str], log: Path) -> None:
+        self.log = log
+        self.name = Path(arguments[0]).name
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with open(log, "ab") as out:
+            self.process = subprocess.Popen(
+                list(arguments),
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+            )
+
+    @property
+    def running(self) -> bool:
+        """Whether it is still there."""
+        return self.process.poll() is None
+
+    def stop(self) -> None:
+        """End it and its children, in order if it can, by force if not."""
+        self._signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(PATIENCE)
+        self._signal(signal.SIGKILL)
+        self.process.wait(PATIENCE)
+
+    def _signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, number)
+
+    def tail(self, lines: int = 8) -> str:
+        """The last lines it wrote."""
+        try:
+            return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+        except OSError:
+            return ""
+
+
+def wait_for_port(child: Child, host: str, port: int, seconds: float) -> None:
+    """Until somebody listens there; an error that shows the log if the process ends or the time is up."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if not child.running:
+            raise SordinoError(f"{child.name} stopped at once:\n{child.tail()}")
+        with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=1.0):
+            return
+        time.sleep(0.1)
+    raise SordinoError(f"nobody listens at {host}:{port} after {seconds:g} s:\n{child.tail()}")
+
+
+def call(arguments: Sequence[str], env: dict[str, str], seconds: float) -> str:
+    """Run one of Flower's commands to its end; its output, or an error that shows it."""
+    try:
+        done = subprocess.run(list(arguments), env=env, capture_output=True, text=True, timeout=seconds, check=False)
+    except subprocess.TimeoutExpired:
+        raise SordinoError(f"{Path(arguments[0]).name} did not answer within {seconds:g} s") from None
+    if done.returncode != 0:
+        said = (done.stdout + done.stderr).strip().splitlines()
+        raise SordinoError(f"{Path(arguments[0]).name} {arguments[1]} failed: " + " ".join(said[-3:]))
+    return done.stdout
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG

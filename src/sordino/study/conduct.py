@@ -1,0 +1,215 @@
+"""A deployed run at the server, from enrolment to result, in one folder that can be taken up again at any point.
+
+serve.json (what was asked for) → enrolled.json (who came) → study.json (noise, fixed) → agreed.json (who can pay) →
+log.jsonl and checkpoint, round by round → result.json; failed.json where it cannot go on, now.json for onlookers.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sordino.engine import rounds
+from sordino.engine.checkpoint import Checkpoint, write_atomic
+from sordino.engine.federation.coordinator import Coordinator, Transport, agree, check_deployable, enrol, farewell
+from sordino.engine.federation.inbox import Inbox
+from sordino.errors import BadInput, SordinoError
+from sordino.methods import Plan, adapt
+from sordino.privacy.accounting import composed_epsilon, replace_one_epsilon
+from sordino.study.deploy import Deployment, judge_of, prepare
+from sordino.study.file import Study, make_study
+from sordino.study.folder import Folder, planned_noises
+from sordino.study.result import SCHEMA, to_json, versions
+
+log = logging.getLogger("sordino.coordinator")
+
+BYE = 60.0
+"""Seconds sites have to say what they spent, once a run is over."""
+
+
+_SPENT = {
+    "spent_epsilon": float,
+    "run_epsilon": float,
+    "replace_one_epsilon": float,
+    "releases": list,
+    "not_private": list,
+}
+"""What a site says in the end, and as what."""
+
+
+def set_up(folder: Path, study: Study, resume: bool, trusting: bool = False) -> None:
+    """Write down what a run is to do, after everything was checked that can be checked without the sites."""
+    file = folder / "serve.json"
+    if study.deployment.test is not None:  # the coordinator works in another folder
+        study.deployment.test = str(Path(study.deployment.test).resolve())
+    table = json.loads(study.model_dump_json(by_alias=True, exclude_none=True, exclude_defaults=True))
+    if file.exists():
+        kept = json.loads(file.read_text())
+        if not resume:
+            raise BadInput(f"{folder} already holds a run: use --resume to go on with it, or choose another folder")
+        if kept["study"] != table:
+            raise BadInput(f"{folder} holds a run of another study: resume with the same file, or start afresh")
+        (folder / "failed.json").unlink(missing_ok=True)
+        return
+    check_deployable(study.chosen_method())
+    judge_of(prepare(study, ""))
+    folder.mkdir(parents=True, exist_ok=True)
+    body = {"study": table, "run": uuid.uuid4().hex, "trusting": trusting}
+    write_atomic(file, json.dumps(body, indent=1).encode())
+
+
+def conduct(folder: Path, transport: Transport) -> dict[str, Any]:
+    """Do what serve.json says, or what is left of it; returns the result. A reason to give up is written to disk."""
+    try:
+        return _conduct(folder, transport)
+    except SordinoError as error:
+        write_atomic(folder / "failed.json", to_json({"reason": str(error), "code": error.exit_code}).encode())
+        raise
+
+
+def _conduct(folder: Path, transport: Transport) -> dict[str, Any]:
+    about = json.loads((folder / "serve.json").read_text())
+    study, run = make_study(about["study"]), str(about["run"])
+    ready = prepare(study, run)
+    facts, refused = _enrolled(folder, ready, transport)
+    plan = ready.plan(facts, planned_noises(folder))
+    kept = Folder.open(folder, ready.about(facts, plan), plan, study.study.seed, True, run)
+    payable = _agreed(folder, ready, plan, transport, refused)
+    plan = adapt(plan, payable, len(ready.start), study.study.seed)
+    state = kept.checkpoint(torch.device("cpu")) or Checkpoint(0, ready.start, ready.start)
+    coordinator = Coordinator(
+        ready.course(plan),
+        ready.brief,
+        transport,
+        Inbox(folder / "inbox"),
+        payable,
+        study.deployment.timeout,
+        study.deployment.least,
+        lambda what: _notice(folder, what),
+    )
+    judge, began = judge_of(ready), time.monotonic()
+    for now in coordinator.run(state):
+        now.seconds, began = now.seconds + time.monotonic() - began, time.monotonic()
+        if judge is not None and rounds.is_time(plan, now.round):
+            now.history[-1] |= judge(now.shown)
+        kept.keep(now)
+        log.info("round %d of %d: %d answers", now.round, plan.schedule.rounds, len(now.history[-1]["participants"]))
+    _notice(folder, {"round": state.round, "phase": "saying goodbye", "asked": list(facts)})
+    spent = farewell(transport, run, list(facts), min(BYE, study.deployment.timeout))
+    result = result_of(kept, plan, state, spent, refused)
+    result["final"] |= judge(state.shown) if judge is not None else {}
+    kept.finish(result, state.shown)
+    _notice(folder, {"round": state.round, "phase": "finished", "asked": []})
+    return result
+
+
+def _enrolled(folder: Path, ready: Deployment, transport: Transport) -> tuple[dict[str, Any], dict[str, str]]:
+    """Who takes part, settled once: from disk, or by asking everyone who is there within the time."""
+    file = folder / "enrolled.json"
+    if file.exists():
+        kept = json.loads(file.read_text())
+        return {name: _infinite(one) for name, one in kept["sites"].items()}, kept["refused"]
+    where = ready.study.deployment
+    until = time.monotonic() + where.enrol
+    _notice(folder, {"round": 0, "phase": "enrolment", "asked": where.sites})
+    while not set(where.sites) <= transport.names() and time.monotonic() < until:
+        time.sleep(0.5)
+    here = [name for name in where.sites if name in transport.names()]
+    facts, refused = enrol(transport, ready.brief, here, where.timeout) if here else ({}, {})
+    refused = {**dict.fromkeys(where.sites, f"it did not come within {where.enrol:g} s"), **refused}
+    refused = {name: why for name, why in refused.items() if name not in facts}
+    if not facts or (refused and where.absent == "refuse"):
+        why = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
+        raise SordinoError(f"the federation is not complete: {why}. deployment.absent = 'go on' trains with the others")
+    write_atomic(file, to_json({"sites": facts, "refused": refused}, indent=1).encode())
+    return facts, refused
+
+
+def _infinite(facts: dict[str, Any]) -> dict[str, Any]:
+    """JSON has no infinity: a null ε is one again."""
+    return facts | {"epsilon": math.inf if facts["epsilon"] is None else facts["epsilon"]}
+
+
+def _agreed(
+    folder: Path, ready: Deployment, plan: Plan, transport: Transport, refused: dict[str, str]
+) -> dict[str, int]:
+    """How many turns every site can pay, settled once."""
+    file = folder / "agreed.json"
+    if file.exists():
+        kept = json.loads(file.read_text())
+        refused |= kept["refused"]
+        return dict(kept["payable"])
+    _notice(folder, {"round": 0, "phase": "offer", "asked": [c.name for c in plan.clients]})
+    payable, found = agree(transport, ready.brief, plan, ready.study.deployment.timeout)
+    refused |= found
+    for name, why in found.items():
+        log.warning("%s refused: %s", name, why)
+    if not any(payable.values()):
+        why = "; ".join(f"{name}: {reason}" for name, reason in found.items()) or "no budget pays for one turn"
+        raise SordinoError(f"nobody takes part: {why}")
+    write_atomic(file, to_json({"payable": payable, "refused": found}, indent=1).encode())
+    return payable
+
+
+def _notice(folder: Path, what: dict[str, Any]) -> None:
+    write_atomic(folder / "now.json", to_json({**what, "since": time.time()}).encode())
+
+
+def result_of(
+    folder: Folder, plan: Plan, state: Checkpoint, spent: dict[str, dict[str, Any]], refused: dict[str, str]
+) -> dict[str, Any]:
+    """The dict of result.json. Metrics on sites' records are null: they were neither released nor charged."""
+    about = json.loads((folder.path / "study.json").read_text())
+    nothing = dict.fromkeys(("accuracy", "loss", "psi", "worst_accuracy", "client_accuracy"))
+    return {
+        "schema": SCHEMA,
+        "study": {"name": about["study"]["data"]["name"], **about["study"]},
+        "method": plan.method.name,
+        "seed": about["seed"],
+        "rounds": state.history,
+        "final": nothing,
+        "privacy": privacy_of(plan, state, spent),
+        "private": plan.method.private,
+        "simulated": False,
+        "refused": refused,
+        "seconds": state.seconds,
+        "versions": versions(),
+    }
+
+
+def privacy_of(plan: Plan, state: Checkpoint, spent: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """Per site what it says it spent; where it said nothing, what the answers that came must have cost at least."""
+    taken = rounds.turns_taken(plan, state.history)
+    found = []
+    for c, turns in zip(plan.clients, taken.tolist()):
+        private = plan.method.private
+        row: dict[str, Any] = {
+            "client": c.name,
+            "epsilon": c.budget.epsilon if private else math.inf,
+            "delta": c.budget.delta,
+            "adjacency": str(c.budget.adjacency),
+            "sampling": str(c.terms.sampling.scheme),
+            "accountant": "pld" if private else "none",
+        }
+        said = spent.get(c.name, {})
+        if not private:
+            row |= dict.fromkeys(("spent_epsilon", "run_epsilon", "replace_one_epsilon"), math.inf) | {"releases": []}
+        elif all(isinstance(said.get(key), kind) for key, kind in _SPENT.items()):
+            row |= {key: said[key] for key in _SPENT} | {"told_by": "site"}
+        else:
+            events = [e for e in c.total(turns) if e.count]
+            cost = float(composed_epsilon([events], [c.budget.delta])[0])
+            row |= {"spent_epsilon": cost, "run_epsilon": cost, "told_by": "server"}
+            row["replace_one_epsilon"] = float(replace_one_epsilon(events, c.budget.delta))
+            row["releases"] = [
+                {"what": e.what, "rate": e.sampling.rate, "noise": e.noise, "count": e.count} for e in events
+            ]
+        found.append(row)
+    return found

@@ -1,0 +1,147 @@
+"""A study as a deployment sees it: what is sent to sites, the plan for those who came, the result in the end."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sordino import methods, models
+from sordino.client import gradients
+from sordino.client.gradients.losses import loss_by_name
+from sordino.data.own import load_folder
+from sordino.data.schema import Schema, parse_schema
+from sordino.engine.rounds import Course, Layout
+from sordino.errors import BadInput
+from sordino.methods import Plan, Population, Training
+from sordino.privacy.types import Budget
+from sordino.study.file import Study
+from sordino.study.result import to_json
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """A study made ready at the server: the model's first weights, and the brief that every site gets."""
+
+    study: Study
+    template: nn.Module
+    start: Tensor
+    layout: Layout
+    brief: dict[str, Any]
+
+    def population(self, facts: Mapping[str, Mapping[str, Any]]) -> Population:
+        """The sites that came, in order, with what they declared (R5)."""
+        sizes = np.array([int(one["records"]) for one in facts.values()], dtype=np.int64)
+        budgets = tuple(Budget(float(f["epsilon"]), float(f["delta"]), f["adjacency"]) for f in facts.values())
+        return Population(tuple(facts), sizes, budgets)
+
+    def plan(
+        self, facts: Mapping[str, Mapping[str, Any]], noises: Sequence[Sequence[Sequence[float]]] | None = None
+    ) -> Plan:
+        """Schedule and noise for these sites; ``noises`` of a run that goes on."""
+        settings = self.study.training.model_dump(exclude_none=True)
+        training = Training(rounds=self.study.study.rounds, **settings)
+        method, seed = self.study.chosen_method(), self.study.study.seed
+        return methods.make_plan(method, training, self.population(facts), len(self.start), seed, noises)
+
+    def course(self, plan: Plan) -> Course:
+        """What the coordinator knows all through the run."""
+        return Course(plan, self.layout)
+
+    def about(self, facts: Mapping[str, Mapping[str, Any]], plan: Plan) -> dict[str, Any]:
+        """The ``study`` of result.json."""
+        classes = self.brief["classes"]
+        about = {
+            "data": {"name": self.study.study.name, "sites": list(facts), "schema": self.brief["schema"]},
+            "budgets": [None if math.isinf(c.budget.epsilon) else c.budget.epsilon for c in plan.clients],
+            "sizes": [c.records for c in plan.clients],
+            "model": {**self.brief["model"], "shape": self.brief["shape"], "classes": classes}
+            | {"parameters": len(self.start)},
+            "loss": "cross-entropy" if classes is not None else "half-squared-error",
+            "method": {"name": plan.method.name, **plan.method.describe()},
+            "training": dataclasses.asdict(plan.training),
+        }
+        plain: dict[str, Any] = json.loads(to_json(about))
+        return plain
+
+
+def prepare(study: Study, run: str) -> Deployment:
+    """Make a study ready to be served. Touches no records: the server has none."""
+    where = study.deployment
+    if len(set(where.sites)) != len(where.sites) or not where.sites:
+        raise BadInput('deployment.sites lists the sites by name, each once: sites = ["north", "south"]')
+    shape, classes, schema = features(study)
+    method = study.chosen_method()
+    template = models.build(study.model.name, shape, classes, study.study.seed, **study.model.options)
+    models.check(template, shape, classes)
+    engine = gradients.build(template, "cross-entropy" if classes is not None else "half-squared-error")
+    layout = tuple((name, tuple(size), offset) for name, size, offset in engine.layout)
+    brief = {
+        "name": study.study.name,
+        "run": run,
+        "seed": study.study.seed,
+        "rounds": study.study.rounds,
+        "method": {"name": method.name, **study.method.model_dump(exclude={"name"}, exclude_none=True)},
+        "model": {"name": study.model.name, "options": study.model.options},
+        "parameters": engine.dimension,
+        "layout": [[name, list(size), offset] for name, size, offset in layout],
+        "shape": list(shape),
+        "classes": classes,
+        "schema": schema,
+        "adjacency": study.budgets.adjacency,
+    }
+    return Deployment(study, template, engine.flatten(template), layout, brief)
+
+
+def features(study: Study) -> tuple[tuple[int, ...], int | None, str | None]:
+    """Shape of a record, number of classes (None: regression), and the schema's hash if the study has one."""
+    where, raw = study.deployment, study.data.table_schema
+    schema = None if raw is None else parse_schema(raw)
+    if where.shape is not None:
+        shape = tuple(where.shape)
+    elif schema is not None and schema.features:
+        shape = (len(schema.features),)
+    else:
+        raise BadInput(
+            "the server has no records to look at: declare deployment.shape, such as [1, 28, 28], or [data.schema]"
+        )
+    if schema is None:
+        return shape, where.classes, None
+    return shape, None if schema.classes is None else len(schema.classes), schema_hash(schema)
+
+
+def judge_of(ready: Deployment) -> Callable[[Tensor], dict[str, float | None]] | None:
+    """How good weights are on the server's own records, if it has some; these are nobody's secret, and cost nothing."""
+    study, classes = ready.study, ready.brief["classes"]
+    if study.deployment.test is None:
+        return None
+    raw = study.data.table_schema or {"classes": list(range(classes or 0))}
+    own = load_folder(Path(study.deployment.test), raw)
+    if list(own.x.shape[1:]) != ready.brief["shape"] or own.classes != classes:
+        raise BadInput(f"deployment.test: its records have shape {own.x.shape[1:]}, the sites' {ready.brief['shape']}")
+    loss = "cross-entropy" if classes is not None else "half-squared-error"
+    engine, values = gradients.build(ready.template, loss), loss_by_name(loss).values
+    x, y = torch.from_numpy(own.x), torch.from_numpy(own.y)
+
+    def look(weights: Tensor) -> dict[str, float | None]:
+        with torch.no_grad():
+            out = torch.cat([engine.predict(weights, piece) for piece in x.split(1024)])
+        right = float((out.argmax(-1) == y).double().mean()) if classes is not None else None
+        return {"central_accuracy": right, "central_loss": float(values(out, y).double().mean())}
+
+    return look
+
+
+def schema_hash(schema: Schema) -> str:
+    """What two sites compare to see that their columns mean the same. The delimiter of a file is its own affair."""
+    body = {name: value for name, value in dataclasses.asdict(schema).items() if name != "delimiter"}
+    return hashlib.sha256(json.dumps(body, sort_keys=True, default=str).encode()).hexdigest()

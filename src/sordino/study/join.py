@@ -1,0 +1,78 @@
+"""``sordino join``: a site takes part. Records, ledger and secret randomness stay in this process."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from sordino.engine.federation.door import open_door
+from sordino.engine.federation.node import Node, meet
+from sordino.errors import SordinoError
+from sordino.privacy.generators import Source
+from sordino.study.site_file import read_site
+
+log = logging.getLogger("sordino.site")
+
+FIRST = 3600.0
+"""Seconds a site waits for its server to appear."""
+
+AGAIN = 3.0
+"""Seconds before a SuperNode that ended is started again."""
+
+STRANGER = 60.0
+"""Seconds after which a site that is turned away stops asking; a server may be slow to register keys."""
+
+
+def join(
+    path: Path,
+    *,
+    insecure: bool = False,
+    wait: float = FIRST,
+    stranger: float = STRANGER,
+    source: Source | None = None,
+    done: Callable[[], bool] = lambda: False,
+) -> None:
+    """Take part until ``done`` says so, or for ever.
+
+    Parameters
+    ----------
+    path: the site's SITE.toml.
+    insecure: no TLS, no authentication: for trials on one machine.
+    wait: seconds to wait for the server's first answer.
+    stranger: seconds to go on asking a server that does not know this site's key.
+    source: a deterministic generator, for tests only; it marks the site's ledger NOT PRIVATE (R9).
+    """
+    file = read_site(path)
+    address = file.address(insecure)
+    with file.open(source) as site, open_door() as door:
+        log.info("%s: %d records, budget %s", site.name, site.declared.records, site.budget)
+        meet(address, wait)
+        node, started, turned_away = Node(site.folder, address, door.path), time.monotonic(), None
+        try:
+            while not done():
+                door.serve_one(site.handle, 0.2)
+                if node.running:
+                    continue
+                if _turned_away(node):
+                    turned_away = turned_away or started
+                    if time.monotonic() - turned_away > stranger:
+                        raise SordinoError(
+                            f"the server at {address} does not know this site's key: give its operator the public key "
+                            "that belongs to keys.private, under this site's name"
+                        )
+                else:
+                    turned_away = None
+                if time.monotonic() - started > AGAIN:
+                    log.warning("the SuperNode ended; starting it again")
+                    node.stop()
+                    meet(address, wait)
+                    node, started = Node(site.folder, address, door.path), time.monotonic()
+        finally:
+            node.stop()
+
+
+def _turned_away(node: Node) -> bool:
+    """Whether the server refused to let this node in, which is what it does with a key that it does not know."""
+    return "Failed to activate SuperNode" in node.said()

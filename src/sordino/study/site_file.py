@@ -1,0 +1,165 @@
+"""SITE.toml: what one site has, what it allows, where its ledger lies. Read at the site only."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from pydantic import Field, ValidationError
+
+from sordino.client.rows import Records
+from sordino.data.own import load_folder, schema_beside
+from sordino.data.schema import parse_schema
+from sordino.engine.federation.certificates import check_name
+from sordino.engine.federation.node import Address
+from sordino.engine.federation.policy import Declared, Policy
+from sordino.engine.federation.site import Site
+from sordino.errors import BadInput
+from sordino.privacy.generators import Source
+from sordino.privacy.ledger import Ledger
+from sordino.privacy.types import Budget
+from sordino.study.deploy import schema_hash
+from sordino.study.file import Section, explain
+
+
+class About(Section):
+    """``[site]``: its name, the server's address, a folder for its own files."""
+
+    name: str
+    server: str
+    folder: str = "."
+
+
+class Data(Section):
+    """``[data]``: one CSV, Parquet or NPZ file, and the schema that says what its columns mean."""
+
+    path: str
+    table_schema: dict[str, Any] | None = Field(default=None, alias="schema")
+
+
+class BudgetKeys(Section):
+    """``[budget]``: what may be spent in all, over all runs, and where that is kept."""
+
+    epsilon: float = Field(gt=0)
+    delta: float = Field(gt=0, lt=1)
+    adjacency: Literal["zero-out", "add-remove", "replace-one"] = "zero-out"
+    ledger: str = "ledger.db"
+
+
+class Limits(Section):
+    """``[limits]``: what a server may ask for."""
+
+    methods: list[str] | None = None
+    not_private: bool = False
+    models: list[str] | None = None
+    rounds: int = Field(default=1000, gt=0)
+    steps: int = Field(default=10_000, gt=0)
+    parameters: int = Field(default=200_000_000, gt=0)
+    run_epsilon: float | None = Field(default=None, gt=0)
+    least_noise: float = Field(default=0.1, ge=0)
+    clip: list[float] = Field(default=[1e-4, 1e4], min_length=2, max_length=2)
+
+
+class KeyFiles(Section):
+    """``[keys]``: the authority that signed the server's certificate, and this site's private key."""
+
+    authority: str
+    private: str
+
+
+class SiteKeys(Section):
+    """A whole SITE.toml."""
+
+    site: About
+    data: Data
+    budget: BudgetKeys
+    limits: Limits = Limits()
+    keys: KeyFiles | None = None
+
+
+@dataclass(frozen=True)
+class SiteFile:
+    """A site's file, read and checked; paths in it are relative to where it lies."""
+
+    path: Path
+    keys: SiteKeys
+
+    def at(self, name: str) -> Path:
+        """A path in the file."""
+        return (self.path.parent / name).resolve()
+
+    @property
+    def folder(self) -> Path:
+        """Where the site's own files go."""
+        return self.at(self.keys.site.folder)
+
+    @property
+    def policy(self) -> Policy:
+        """``[limits]``."""
+        said = self.keys.limits
+        low, high = said.clip
+        if not 0 < low <= high < math.inf:
+            raise BadInput(f"limits.clip = {said.clip}: it is the smallest and the largest radius, both positive")
+        return Policy(
+            None if said.methods is None else tuple(said.methods),
+            said.not_private,
+            None if said.models is None else tuple(said.models),
+            said.rounds,
+            said.steps,
+            said.parameters,
+            said.run_epsilon,
+            said.least_noise,
+            (low, high),
+        )
+
+    def address(self, insecure: bool) -> Address:
+        """Where the server is; without keys only if somebody said so in so many words."""
+        files = self.keys.keys
+        if insecure:
+            return Address.parse(self.keys.site.server, None, None)
+        if files is None:
+            raise BadInput("[keys] is missing: name keys.authority and keys.private, or join with --insecure")
+        found = [self.at(files.authority), self.at(files.private)]
+        for key, one in zip(("authority", "private"), found):
+            if not one.is_file():
+                raise BadInput(f"keys.{key}: {one} does not exist; `sordino certify` makes keys for a trial")
+        return Address.parse(self.keys.site.server, *found)
+
+    @contextmanager
+    def open(self, source: Source | None = None) -> Iterator[Site]:
+        """Load the records, open the ledger. ``source``: a generator for tests, which marks the ledger NOT PRIVATE."""
+        where = self.at(self.keys.data.path)
+        raw = self.keys.data.table_schema or schema_beside(where)
+        schema = parse_schema(raw)
+        dataset = load_folder(where, raw, "null")  # R8: what cannot be encoded is a null row, and n stays n
+        valid = None if dataset.valid.all() else torch.from_numpy(dataset.valid)
+        records = Records(torch.from_numpy(dataset.x), torch.from_numpy(dataset.y), valid)
+        declared = Declared(len(dataset.y), dataset.x.shape[1:], dataset.classes, schema_hash(schema))
+        said = self.keys.budget
+        budget = Budget(said.epsilon, said.delta, said.adjacency)  # type: ignore[arg-type]
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with Ledger(self.at(said.ledger)) as ledger:
+            name = check_name(self.keys.site.name)
+            yield Site(name, records, declared, budget, ledger, self.folder, self.policy, source)
+
+
+def read_site(path: Path) -> SiteFile:
+    """A site's file, or an error that names the key and the remedy."""
+    try:
+        table = tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise BadInput(f"site file {path} does not exist") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"site file {path} cannot be read: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise BadInput(f"{path} is not valid TOML: {error}") from None
+    try:
+        return SiteFile(path, SiteKeys.model_validate(table))
+    except ValidationError as error:
+        raise BadInput(explain(error, SiteKeys)) from None

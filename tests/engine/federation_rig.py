@@ -1,0 +1,164 @@
+"""A federation in one process: real sites and a real coordinator, joined by a transport that only hands bytes over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import sordino as sd
+from sordino.client.rows import Records
+from sordino.data import Federation
+from sordino.engine.checkpoint import Checkpoint
+from sordino.engine.federation.coordinator import Coordinator, agree, enrol
+from sordino.engine.federation.inbox import Inbox
+from sordino.engine.federation.policy import Declared, Policy
+from sordino.engine.federation.site import Site
+from sordino.methods import adapt
+from sordino.privacy.generators import Keyed
+from sordino.privacy.ledger import Ledger
+from sordino.study import run as study_run
+from sordino.study.deploy import Deployment, prepare
+from sordino.study.file import make_study
+from sordino.study.folder import planned_noises
+
+ROUNDS = 2
+MODEL = "logistic"
+
+
+class Fixture(Keyed):
+    """A deterministic generator, injected at a site: the streams that a simulation with this key draws."""
+
+    simulated = False
+
+
+def five_clients(epsilon: Sequence[float] = (0.8, 1.5, 3.0, 6.0, 12.0)) -> Federation:
+    digits = sd.data.load("digits")
+    return digits.partition("dirichlet", clients=len(epsilon), beta=2.0, seed=1).with_budgets(list(epsilon), 1e-5)
+
+
+def table(method: str, clients: Federation, rounds: int = ROUNDS, **training: Any) -> dict[str, Any]:
+    """A study of these clients, as a file would say it."""
+    return {
+        "study": {"rounds": rounds, "seed": 3},
+        "model": {"name": MODEL},
+        "method": {"name": method},
+        "training": training,
+        "deployment": {"sites": list(clients.names), "shape": list(clients.shape), "classes": clients.classes},
+    }
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """What a simulation of a study ended with, the key of its random streams, and the noise it planned."""
+
+    weights: torch.Tensor
+    key: str
+    noises: Any
+
+
+def simulated(clients: Federation, study: dict[str, Any], folder: Path) -> Simulated:
+    """Run a study as a simulation."""
+    read = make_study(study)
+    arguments = read.arguments()
+    done = sd.train(clients, method=read.chosen_method(), out=folder, **arguments)
+    model, seed, options = arguments.pop("model"), arguments.pop("seed"), arguments.pop("model_options")
+    noises = planned_noises(folder)
+    ready = study_run.prepare(clients, model, read.chosen_method(), seed, options, arguments, noises)
+    return Simulated(done.weights, ready.key, noises)
+
+
+def records_of(clients: Federation, place: int) -> Records:
+    mine = clients.train[place]
+    return Records(torch.from_numpy(clients.x[mine]), torch.from_numpy(np.asarray(clients.y)[mine]))
+
+
+@dataclass
+class Wires:
+    """A transport that hands bytes over, and remembers all of them. ``fault`` may swallow or replace a reply."""
+
+    sites: dict[str, Site]
+    heard: list[tuple[str, bytes, bytes]] = field(default_factory=list)
+    fault: Callable[[str, bytes, bytes], bytes | None] = lambda name, request, reply: reply
+
+    def names(self) -> set[str]:
+        return set(self.sites)
+
+    def exchange(
+        self, requests: Sequence[tuple[str, bytes]], seconds: float, arrived: Callable[[int, bytes], None]
+    ) -> None:
+        for i, (name, data) in enumerate(requests):
+            if name not in self.sites:
+                continue
+            answered = self.sites[name].handle(data)
+            reply = self.fault(name, data, answered)
+            if reply is not None:
+                self.heard.append((name, data, reply))
+                arrived(i, reply)
+
+
+@dataclass
+class Rig:
+    """Sites with ledgers in a folder, and a coordinator that has enrolled them."""
+
+    folder: Path
+    clients: Federation
+    study: dict[str, Any]
+    key: str | None = None
+    noises: Any = None
+    policies: dict[str, Policy] = field(default_factory=dict)
+    everywhere: Policy = field(default_factory=lambda: Policy(not_private=True))
+    stack: ExitStack = field(default_factory=ExitStack)
+
+    def __enter__(self) -> Rig:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.ready: Deployment = prepare(make_study(self.study), "run1")
+        self.wires = Wires({name: self.site(name) for name in self.clients.names})
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stack.close()
+
+    def site(self, name: str) -> Site:
+        """A site as it starts, with the ledger that is on its disk."""
+        place = self.clients.names.index(name)
+        ledger = self.stack.enter_context(Ledger(self.folder / f"{name}.db"))
+        declared = Declared(len(self.clients.train[place]), self.clients.shape, self.clients.classes, "")
+        return Site(
+            name,
+            records_of(self.clients, place),
+            declared,
+            self.clients.budgets[place],
+            ledger,
+            self.folder / name,
+            self.policies.get(name, self.everywhere),
+            None if self.key is None else Fixture(self.key),
+        )
+
+    def coordinator(self, least: int = 1) -> Coordinator:
+        """Enrol, plan and agree, as the server does before the first round."""
+        self.coordinator_facts()
+        plan = self.ready.plan(self.facts, self.noises)
+        self.payable, self.refused = agree(self.wires, self.ready.brief, plan, 5.0)
+        plan = adapt(plan, self.payable, len(self.ready.start), self.ready.study.study.seed)
+        inbox = Inbox(self.folder / "inbox")
+        return Coordinator(self.ready.course(plan), self.ready.brief, self.wires, inbox, self.payable, least=least)
+
+    def coordinator_facts(self) -> dict[str, dict[str, Any]]:
+        """What the sites say about themselves."""
+        self.facts, self.turned_away = enrol(self.wires, self.ready.brief, list(self.clients.names), 5.0)
+        return self.facts
+
+    def first(self) -> Checkpoint:
+        return Checkpoint(0, self.ready.start.clone(), self.ready.start.clone())
+
+    def train(self, least: int = 1) -> Checkpoint:
+        state = self.first()
+        for _ in self.coordinator(least).run(state):
+            pass
+        return state

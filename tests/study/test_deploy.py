@@ -1,0 +1,220 @@
+"""A deployed run at the server: its folder, what it tells a person, and that it can be taken up again."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import threading
+import urllib.request
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+from typer.testing import CliRunner
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))
+
+from federation_rig import Rig, five_clients, table
+
+import sordino as sd
+from sordino.cli import app
+from sordino.engine.federation.certificates import Keys
+from sordino.engine.federation.policy import Policy
+from sordino.engine.federation.wire import unpack
+from sordino.errors import BadInput, SordinoError
+from sordino.study.conduct import conduct, set_up
+from sordino.study.file import make_study
+from sordino.study.page import Page, page
+from sordino.study.report import render
+from sordino.study.status import line_of, look
+from sordino.study.status import table as shown
+
+STEPS = {"steps": 2, "rate": 0.2, "lr": 0.5}
+
+
+@pytest.fixture(scope="module")
+def clients():
+    return five_clients((2.0, 8.0, math.inf))
+
+
+@pytest.fixture
+def rig(tmp_path: Path, clients):
+    study = table("dp-fedavg", clients, rounds=3, **STEPS)
+    study["deployment"] |= {"enrol": 0.1, "timeout": 5.0}
+    with Rig(tmp_path / "sites", clients, study, everywhere=Policy()) as made:
+        made.run = tmp_path / "run"
+        yield made
+
+
+def text_of(seen: dict) -> str:
+    console = Console(width=160, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(shown(seen))
+    return console.export_text()
+
+
+def test_a_finished_run_is_a_result_like_any_other(rig: Rig):
+    set_up(rig.run, make_study(rig.study), resume=False)
+    conduct(rig.run, rig.wires)
+    result = json.loads((rig.run / "result.json").read_text())
+    assert result["simulated"] is False
+    assert [one["client"] for one in result["privacy"]] == rig.clients.names
+    assert [one["epsilon"] for one in result["privacy"]] == [2.0, 8.0, None]
+    assert result["privacy"][0]["spent_epsilon"] == pytest.approx(2.0, rel=0.02)
+    assert result["final"]["accuracy"] is None, "nobody released a metric"
+    assert sd.load(rig.run).model(torch.from_numpy(rig.clients.x[:2])).shape == (2, 10)
+    assert "Deployment" in render([result])
+    said = text_of(look(rig.run))
+    assert "finished, round 3 of 3" in said
+    assert "∞" in said
+
+
+def test_the_server_judges_the_model_by_its_own_records(rig: Rig, tmp_path: Path):
+    np.savez(tmp_path / "own.npz", x=rig.clients.x[:200], y=rig.clients.y[:200])
+    set_up(rig.run, make_study(rig.study, [f"deployment.test='{tmp_path / 'own.npz'}'"]), resume=False)
+    result = conduct(rig.run, rig.wires)
+    with torch.no_grad():
+        guesses = sd.load(rig.run).model(torch.from_numpy(rig.clients.x[:200])).argmax(-1).numpy()
+    right = float((guesses == rig.clients.y[:200]).mean())
+    assert result["final"]["central_accuracy"] == result["rounds"][-1]["central_accuracy"] == pytest.approx(right)
+    assert f"accuracy {100 * right:.1f} %" in line_of(result["rounds"][-1], 3)
+
+
+def test_a_second_run_finds_nothing_left_and_the_public_site_goes_on(rig: Rig, tmp_path: Path):
+    set_up(rig.run, make_study(rig.study), resume=False)
+    conduct(rig.run, rig.wires)
+    again = tmp_path / "again"
+    set_up(again, make_study(rig.study), resume=False)
+    result = conduct(again, rig.wires)
+    assert [record["participants"] for record in result["rounds"]] == [["client-02"]] * 3
+    said = text_of(look(again))
+    assert "client-00 refused – its budget for this run was used up before round 1" in said
+    del rig.wires.sites["client-02"]
+    study = make_study(rig.study, ["deployment.absent='go on'"])
+    set_up(tmp_path / "third", study, resume=False)
+    with pytest.raises(SordinoError, match="nobody takes part: no budget pays for one turn"):
+        conduct(tmp_path / "third", rig.wires)
+
+
+def test_a_run_that_was_interrupted_is_taken_up_where_it_was(rig: Rig):
+    set_up(rig.run, make_study(rig.study), resume=False)
+
+    def stop(name: str, request: bytes, reply: bytes) -> bytes:
+        if unpack(request).facts.get("round") == 2 and name == "client-01":
+            raise KeyboardInterrupt
+        return reply
+
+    rig.wires.fault = stop
+    with pytest.raises(KeyboardInterrupt):
+        conduct(rig.run, rig.wires)
+    seen = look(rig.run)
+    assert (seen["state"], seen["round"]) == ("interrupted", 1)
+    running = page(rig.run)
+    assert 'id="live"' in running
+    assert "interrupted, round 1 of 3" in running
+    assert 'http-equiv="refresh"' in running
+    rig.wires.fault = lambda name, request, reply: reply
+    set_up(rig.run, make_study(rig.study), resume=True)
+    result = conduct(rig.run, rig.wires)
+    assert [one["round"] for one in result["rounds"]] == [1, 2, 3]
+    assert result["privacy"][0]["releases"][0]["count"] == 3 * STEPS["steps"]
+
+
+def test_another_study_does_not_go_on_in_the_same_folder(rig: Rig):
+    set_up(rig.run, make_study(rig.study), resume=False)
+    with pytest.raises(BadInput, match="already holds a run"):
+        set_up(rig.run, make_study(rig.study), resume=False)
+    with pytest.raises(BadInput, match="another study"):
+        set_up(rig.run, make_study(rig.study, ["training.lr=0.1"]), resume=True)
+
+
+def test_a_forbidden_method_is_refused_with_the_sites_reason(rig: Rig):
+    site = rig.wires.sites["client-01"]
+    site.policy = Policy(methods=("robust-hdp",))
+    set_up(rig.run, make_study(rig.study), resume=False)
+    with pytest.raises(SordinoError, match="client-01: method 'dp-fedavg' is not allowed here"):
+        conduct(rig.run, rig.wires)
+    seen = look(rig.run)
+    assert seen["state"] == "failed"
+    assert "this site allows robust-hdp" in text_of(seen)
+
+
+def test_a_federation_can_go_on_without_those_who_did_not_come(rig: Rig):
+    del rig.wires.sites["client-01"]
+    study = make_study(rig.study, ["deployment.absent='go on'"])
+    set_up(rig.run, study, resume=False)
+    result = conduct(rig.run, rig.wires)
+    assert result["refused"] == {"client-01": "it did not come within 0.1 s"}
+    assert [one["client"] for one in result["privacy"]] == ["client-00", "client-02"]
+
+
+def test_a_site_that_speaks_under_another_name_is_refused(rig: Rig):
+    rig.wires.sites["client-01"].name = "client-00"
+    set_up(rig.run, make_study(rig.study), resume=False)
+    with pytest.raises(SordinoError, match="client-01: it calls itself 'client-00'"):
+        conduct(rig.run, rig.wires)
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ("method.name='optimum'", "optimum is an oracle"),
+        ("method.aggregate='optimum'", "optimum is an oracle"),
+        ("deployment.sites=[]", "deployment.sites lists the sites"),
+        ("model.name='cnn-smal'", "unknown model 'cnn-smal'"),
+    ],
+)
+def test_serve_refuses_what_cannot_work_before_anybody_is_asked(tmp_path: Path, clients, change: str, word: str):
+    study = make_study(table("dp-fedavg", clients, **STEPS), [change])
+    with pytest.raises(SordinoError, match=word):
+        set_up(tmp_path / "run", study, resume=False)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_study_without_a_shape_is_told_what_to_declare(tmp_path: Path, clients):
+    study = table("dp-fedavg", clients, **STEPS)
+    del study["deployment"]["shape"]
+    with pytest.raises(BadInput, match=r"declare deployment.shape, such as \[1, 28, 28\]"):
+        set_up(tmp_path / "run", make_study(study), resume=False)
+
+
+def test_the_live_page_says_what_the_terminal_says(rig: Rig):
+    set_up(rig.run, make_study(rig.study), resume=False)
+    assert "round 0 of 3" in page(rig.run)
+    conduct(rig.run, rig.wires)
+    with Page(rig.run, 0, Console(file=open("/dev/null", "w"))) as served:
+        host, port = served.server.server_address[:2]
+        assert host == "127.0.0.1"
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=10) as answer:
+            text = answer.read().decode()
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/status.json", timeout=10) as answer:
+            facts = json.load(answer)
+    assert all(name in text for name in rig.clients.names)
+    assert "finished, round 3 of 3" in text
+    assert facts["sites"][0]["answered"] == 3
+    assert threading.active_count() < 20
+
+
+def test_a_round_in_one_line():
+    record = {"round": 4, "participants": ["a"], "refused": {"b": "no"}, "absent": ["c"], "cannot_pay": ["d"]}
+    assert line_of(record, 5) == "round 4/5: 1 answers; b refused: no; no answer from c; budget used up: d"
+
+
+def test_certify_makes_keys_that_others_cannot_read(tmp_path: Path):
+    run = CliRunner().invoke(app, ["certify", str(tmp_path / "keys"), "--sites", "north, south"])
+    assert run.exit_code == 0, run.output
+    keys = Keys(tmp_path / "keys")
+    assert keys.sites() == ["north", "south"]
+    for secret in (keys.private("north"), keys.server[1], tmp_path / "keys" / "ca.key"):
+        assert secret.stat().st_mode & 0o077 == 0
+    before = keys.private("north").read_bytes()
+    CliRunner().invoke(app, ["certify", str(tmp_path / "keys"), "--sites", "north,west"])
+    assert keys.private("north").read_bytes() == before, "keys that exist are kept"
+    assert keys.sites() == ["north", "south", "west"]
+    assert isinstance(CliRunner().invoke(app, ["certify", str(tmp_path / "k"), "--sites", "../up"]).exception, BadInput)
+
+
+def test_status_of_a_folder_without_a_run(tmp_path: Path):
+    assert "holds no deployed run" in str(CliRunner().invoke(app, ["status", str(tmp_path)]).exception)

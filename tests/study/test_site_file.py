@@ -1,0 +1,95 @@
+"""SITE.toml: every mistake is an error that names the key and the remedy; null rows; another schema is seen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sordino.errors import BadInput
+from sordino.study.deploy import features
+from sordino.study.file import make_study
+from sordino.study.site_file import read_site
+
+SITE = """\
+[site]
+name = "north"
+server = "127.0.0.1:9092"
+[data]
+path = "north.csv"
+[data.schema]
+target = "sick"
+classes = ["no", "yes"]
+[data.schema.numeric]
+age = [0, 100]
+weight = [0, 200]
+[budget]
+epsilon = 2.0
+delta = 1e-5
+[keys]
+authority = "ca.crt"
+private = "north.key"
+"""
+
+ROWS = "age,weight,sick\n30,70,no\n40,x,yes\n50,90,maybe\n60,100,yes\n"
+
+
+@pytest.fixture
+def write(tmp_path: Path):
+    (tmp_path / "north.csv").write_text(ROWS)
+
+    def made(old: str = "", new: str = "") -> Path:
+        assert old in SITE
+        path = tmp_path / "SITE.toml"
+        path.write_text(SITE.replace(old, new) if old else SITE)
+        return path
+
+    return made
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "word"),
+    [
+        ('name = "north"\n', "", "site.name"),
+        ("epsilon = 2.0", "epsilon = -1.0", "budget.epsilon = -1.0"),
+        ("epsilon = 2.0", "epsilom = 2.0", "did you mean 'epsilon'"),
+        ("delta = 1e-5", "delta = 2.0", "budget.delta = 2.0"),
+        ("[budget]", "[limits]\nmethod = ['fedfdp']\n[budget]", "did you mean 'methods'"),
+    ],
+)
+def test_a_mistake_is_named_by_its_key(write, old: str, new: str, word: str):
+    with pytest.raises(BadInput, match=word):
+        read_site(write(old, new))
+
+
+def test_a_clip_range_the_wrong_way_round(write):
+    with pytest.raises(BadInput, match=r"limits.clip"):
+        _ = read_site(write("[budget]", "[limits]\nclip = [2.0, 1.0]\n[budget]")).policy
+
+
+def test_keys_are_needed_unless_somebody_says_insecure(write, tmp_path: Path):
+    with pytest.raises(BadInput, match="sordino certify"):
+        read_site(write()).address(insecure=False)
+    assert read_site(write()).address(insecure=True).authority is None
+    with pytest.raises(BadInput, match="host:port"):
+        read_site(write("127.0.0.1:9092", "somewhere")).address(insecure=True)
+
+
+def test_records_that_do_not_fit_are_null_rows_and_n_stays_n(write):
+    with read_site(write()).open() as site:
+        assert site.declared.records == 4
+        assert site.records.valid.tolist() == [True, False, False, True]
+        assert site.declared.shape == (2,)
+        assert site.declared.classes == 2
+        assert site.ledger.path.name == "ledger.db"
+
+
+def test_a_study_and_a_site_compare_their_schemas(write):
+    """The study's own schema gives the shape, and the same hash as a site's only if the columns mean the same."""
+    schema = {"target": "sick", "classes": ["no", "yes"], "numeric": {"age": [0, 100], "weight": [0, 200]}}
+    table = {"data": {"schema": schema}, "deployment": {"sites": ["north"]}}
+    shape, classes, same = features(make_study(table))
+    with read_site(write()).open() as site:
+        assert (shape, classes, same) == ((2,), 2, site.declared.schema)
+    with read_site(write("age = [0, 100]", "age = [0, 120]")).open() as site:
+        assert site.declared.schema != same
