@@ -33,7 +33,7 @@ $(READY): pyproject.toml constraints.txt
 	@touch $(READY)
 
 bench: .venv-bench/.ready
-	.venv-bench/bin/sordino bench
+	.venv-bench/bin/sordino bench --work W1,W2,W3,W3-large-stem,W4 --peers plain-channels-last,opacus,ghost,flower --json bench.json
 
 .venv-bench/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-bench

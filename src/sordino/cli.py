@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from sordino._version import __version__
-from sordino.commands import federation
+from sordino.commands import federation, reproduce
 from sordino.errors import BadInput, SordinoError
 
 app = typer.Typer(
@@ -28,6 +28,7 @@ data_app = typer.Typer(help="Data sets: what is there, how to get one, a schema 
 ledger_app = typer.Typer(help="A client's ledger: what it has spent, whether it is sound.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 app.add_typer(ledger_app, name="ledger")
+app.command()(reproduce.reproduce)
 
 out_console = Console()
 err_console = Console(stderr=True)
@@ -81,6 +82,7 @@ def plan(
     study: StudyFile,
     set_: Settings = [],  # noqa: B006
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    html: Annotated[Path | None, typer.Option(help="Write a page with a trade-off explorer.")] = None,
 ) -> None:
     """Say what a study would do, without touching records: noise, cost and warnings per client."""
     from sordino.study.file import read_study
@@ -91,8 +93,17 @@ def plan(
     view = make(read.federation(), method=read.chosen_method(), **read.arguments())
     if as_json:
         typer.echo(to_json(view.to_dict(), indent=1))
-    else:
+    elif not html:
         out_console.print(view)
+    if html:
+        from sordino.study.report.planned import write_plan
+
+        console = err_console if as_json else out_console
+        console.print(f"plan: {write_plan(view, html, read.study.name)}", highlight=False)
+    if read.sweep and not as_json:
+        from sordino.study.sweep import points
+
+        out_console.print(f"this is the plan of the study without its \\[sweep], which makes {len(points(read))} runs")
 
 
 @app.command()
@@ -102,16 +113,27 @@ def run(
     out: Annotated[Path | None, typer.Option(help="The run folder. Default: runs/NAME.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False,
     ledger: Annotated[Path | None, typer.Option(help="A ledger that is cumulative over runs.")] = None,
+    track: Annotated[str | None, typer.Option(help="Log to tensorboard or mlflow, like study.track.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Run a [sweep] of any size.")] = False,
 ) -> None:
-    """Train a study; writes result.json, the ledger, checkpoints and a log into the run folder."""
+    """Train a study; writes result.json, the ledger, checkpoints and a log into the run folder.
+
+    A study with a [sweep] is trained once for every combination; call it again to go on.
+    """
     from sordino.study.file import read_study
     from sordino.study.progress import Live
     from sordino.study.run import train
+    from sordino.study.track import tracker
 
     read = read_study(study, set_)
     folder = out or Path("runs") / read.study.name
+    if read.sweep:
+        if ledger:
+            raise BadInput("--ledger does not go with a [sweep]: each of its runs has a ledger of its own")
+        return _sweep(read, folder, yes, track)
     clients, method = read.federation(), read.chosen_method()
-    with Live(err_console, _state["quiet"]) as live:
+    tracking = tracker(track or read.study.track, folder, read, folder.name)
+    with Live(err_console, _state["quiet"]) as live, tracking as tracked:
         done = train(
             clients,
             method=method,
@@ -120,10 +142,30 @@ def run(
             resume=resume,
             device=read.study.device,
             name=read.study.name,
-            callbacks=[live.watch(method.name, read.study.seed, read.study.rounds)],
+            callbacks=[live.watch(method.name, read.study.seed, read.study.rounds), tracked],
             **read.arguments(),
         )
+        tracked.finish(done.result)
     _conclude(done.result, folder)
+
+
+def _sweep(read: Any, folder: Path, yes: bool, track: str | None) -> None:
+    from sordino.study.compare import comparison_table, plain_results
+    from sordino.study.progress import Live
+    from sordino.study.report import write
+    from sordino.study.sweep import sweep
+    from sordino.study.tidy import write_tables
+
+    with Live(err_console, _state["quiet"]) as live:
+        runs = sweep(read, folder, live.watch, yes, track)
+    results = [run.result for run in runs if run.result is not None]
+    out_console.print(comparison_table(results, [run.point.label for run in runs if run.result is not None]))
+    for run in runs:
+        if run.failed:
+            out_console.print(f"[bold red]failed[/bold red] {run.point.name}: {run.failed}", highlight=False)
+    for path in [*write_tables(runs, folder), write(plain_results(results), folder / "report.html")]:
+        out_console.print(f"{path.name}: {path}", highlight=False)
+    raise typer.Exit(1 if any(run.failed for run in runs) else 0)
 
 
 def _conclude(result: dict[str, Any], folder: Path) -> None:
@@ -209,21 +251,28 @@ def audit(
 
 @app.command()
 def bench(
-    work: Annotated[str, typer.Option(help="Workloads, separated by commas.")] = "W1,W2,W3,W4",
-    peers: Annotated[str, typer.Option(help="Peers beside plain PyTorch: plain-channels-last, opacus, ghost.")] = "",
+    work: Annotated[str, typer.Option(help="Workloads, by comma: W1 to W4, W3-large-stem.")] = "W1,W2,W3,W4",
+    peers: Annotated[str, typer.Option(help="Beside plain: plain-channels-last, opacus, ghost, flower.")] = "",
     repeats: Annotated[int, typer.Option(min=1, help="Counted passes, interleaved.")] = 3,
     memory: Annotated[bool, typer.Option(help="Also measure peak memory, each in a process of its own.")] = True,
+    growth: Annotated[bool, typer.Option("--growth", help="Instead: how time and memory grow.")] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures here.")] = None,
 ) -> None:
     """Time private rounds against plain PyTorch and other libraries, in the same minute, as ratios."""
-    from sordino.study.bench import bench as measure
-    from sordino.study.bench import comparison, to_text
+    from sordino.study import bench as benchmark
+    from sordino.study.bench.growth import growth as measure_growth
+    from sordino.study.bench.growth import growth_table
 
     with err_console.status("benchmarking") as status:
-        found = measure(_words(work), _words(peers), repeats, memory, status.update)
-    out_console.print(comparison(found))
+        if growth:
+            curves = measure_growth(show=status.update)
+            found, table = {"growth": curves, "_meta": benchmark.about(1)}, growth_table(curves)
+        else:
+            found = benchmark.bench(_words(work), _words(peers), repeats, memory, status.update)
+            table = benchmark.comparison(found)
+    out_console.print(table)
     if json_file:
-        json_file.write_text(to_text(found))
+        json_file.write_text(benchmark.to_text(found))
 
 
 def _words(text: str) -> list[str]:

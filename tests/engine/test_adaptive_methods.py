@@ -90,8 +90,10 @@ def test_adaptdp_equals_a_plain_record_by_record_loop(tiny, sampling, adjacency,
 def test_the_radius_stays_in_its_limits_under_extreme_draws(digits, monkeypatch, sigmas):
     honest = Keyed.normal
 
-    def forced(self, turns, what, step, out):
-        return out.fill_(sigmas) if what == "squared-norm" else honest(self, turns, what, step, out)
+    def forced(self, turns, what, step, out, scale):
+        return (
+            out.add_(sigmas * scale[:, None]) if what == "squared-norm" else honest(self, turns, what, step, out, scale)
+        )
 
     monkeypatch.setattr(Keyed, "normal", forced)
     done = sd.train(digits, "logistic", "adaptdp", rounds=3, **SETTINGS)
@@ -132,6 +134,80 @@ def test_both_phases_are_charged_and_together_spend_the_budget(digits):
     for one in done.privacy:
         assert sorted((r["what"], r["count"]) for r in one["releases"]) == [("gradient", 6), ("squared-norm", 3)]
         assert 0.97 * one["epsilon"] < one["spent_epsilon"] <= one["epsilon"]
+
+
+BESIDE = {"ask": {"name": "squared-norm", "batch": "step", "tau": 0.2, "margin": 0.0}}
+
+
+def test_a_first_phase_beside_the_gradients_is_one_event_with_them_and_sets_the_next_radius(digits):
+    clients = digits.with_budgets(100.0, delta=1e-4)
+    done = sd.train(clients, "logistic", get("adaptdp", BESIDE), rounds=3, steps=2, **SETTINGS)
+    assert [one["clip"] == 5.0 for one in done.metrics] == [True, False, False]
+    for one in done.privacy:
+        assert [(r["what"], r["count"]) for r in one["releases"]] == [("gradient+squared-norm", 6)]
+        assert 0.97 * one["epsilon"] < one["spent_epsilon"] <= one["epsilon"]
+
+
+def test_beside_the_gradients_the_radius_is_that_of_a_batch_of_its_own(least_squares):
+    """Weights held nearly still, so that a round's delay does not matter; τ and ν̃ as they are."""
+    clients = least_squares.with_budgets(8.0, delta=1e-4)
+    settings = {"rounds": 20, "batch": 100, "steps": 5, "lr": 1e-4, "clip": 2.0, "evaluate": 20}
+    plain = {"name": "squared-norm", "margin": 0.0}
+    own = sd.train(clients, line(), get("adaptdp", {"ask": plain}), **settings)
+    beside = sd.train(clients, line(), get("adaptdp", {"ask": {**plain, "batch": "step"}}), **settings)
+    radii = [np.mean([one["clip"] for one in done.metrics[1:]]) for done in (own, beside)]
+    assert radii[1] == pytest.approx(radii[0], rel=0.1)
+    assert radii[1] < 1.5, "the clip hides no difference"
+
+
+@pytest.fixture(scope="module")
+def near_and_far():
+    """Two clients with least-squares records whose gradients differ by a factor of nine."""
+    generator = np.random.default_rng(1)
+    z = generator.standard_normal((1000, 10)).astype(np.float32) / math.sqrt(10)
+    y = (z @ generator.standard_normal(10)).astype(np.float32)
+    z[500:], y[500:] = 3 * z[500:], 3 * y[500:]
+    source = Dataset("artificial", z, y, "regression", None, np.ones(1000, bool))
+    halves = [np.arange(500), np.arange(500, 1000)]
+    made = source.partition("iid", clients=2, seed=0, test=0.0)
+    return replace(made, train=halves).with_budgets(2000.0, delta=1e-4)
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+@pytest.mark.parametrize(
+    ("method", "ask"),
+    [
+        ("adaptdp", {"name": "squared-norm", "margin": 0.0, "tau": 0.5}),
+        ("adaptdp", {"name": "squared-norm", "margin": 0.0, "tau": 0.5, "reach": 3.0}),
+        ("quantile-clipping", {"name": "under-radius", "rate": 0.5}),
+    ],
+)
+def test_every_client_may_have_a_radius_of_its_own(near_and_far, method, ask, steps):
+    """Each is what the client's own gradients make it; a common one lies between them. Weights stand still."""
+    settings = {"rounds": 30, "batch": 100, "steps": steps, "lr": 1e-5, "clip": 9.0, "evaluate": 30}
+    own = sd.train(near_and_far, line(), get(method, {"ask": {**ask, "per_client": True}}), **settings)
+    common = sd.train(near_and_far, line(), get(method, {"ask": ask}), **settings)
+    norms = np.abs(near_and_far.y) * np.linalg.norm(near_and_far.x, axis=1)
+    expected = [
+        np.median(norms[part]) if method == "quantile-clipping" else np.sqrt((np.minimum(norms[part], 9.0) ** 2).mean())
+        for part in near_and_far.train
+    ]
+    last = own.metrics[-1]
+    assert list(last["clips"].values()) == pytest.approx(expected, rel=0.3)
+    assert expected[0] < common.metrics[-1]["clip"] < expected[1]
+    assert "clips" not in common.metrics[-1]
+    if method == "quantile-clipping":
+        assert last["observer"]["clipped_share"] == pytest.approx(0.5, abs=0.12)
+
+
+def test_noise_follows_every_clients_own_radius(near_and_far):
+    """Declared variances, which aggregation rules weigh by, are in proportion to the squares of the radii."""
+    ask = {"name": "squared-norm", "margin": 0.0, "tau": 0.5, "per_client": True}
+    method = get("adaptdp", {"ask": ask, "aggregate": "declared-variance"})
+    done = sd.train(near_and_far, line(), method, rounds=2, batch=100, steps=2, lr=1e-3, clip=9.0)
+    for one in done.metrics:
+        radii, weights = (np.array(list(one[key].values())) for key in ("clips", "weights"))
+        assert weights[0] / weights[1] == pytest.approx((radii[1] / radii[0]) ** 2, rel=0.05)
 
 
 def test_the_quantiles_answer_is_charged_with_the_gradient_of_its_batch(digits):
@@ -193,7 +269,7 @@ def test_what_the_observer_sees_is_right_and_marked_as_not_released(digits):
 def test_methods_with_a_fixed_radius_are_not_watched(digits, method):
     done = sd.train(digits, "logistic", method, rounds=1, **SETTINGS)
     assert "clip" not in done.metrics[0]
-    assert "observer" not in done.metrics[0]
+    assert "clipped_share" not in done.metrics[0]["observer"]
 
 
 T1 = {"rounds": 150, "batch": 100, "steps": 20, "sampling": "fixed", "lr": 0.1, "clip": 3.0}

@@ -57,6 +57,12 @@ def test_options_reach_the_network():
     assert sum(parameter.numel() for parameter in small.parameters()) == 11_173_962
 
 
+def test_standardised_records_are_a_fixed_map_before_the_same_network():
+    plain, ahead = (models.build("robust-hdp-cnn", (1, 28, 28), 10, 3, standardise=on) for on in (False, True))
+    x = torch.rand(4, 1, 28, 28)
+    torch.testing.assert_close(ahead(x), plain((x - 0.1307) / 0.3081))
+
+
 def test_random_features_are_fixed_and_only_the_head_is_trained():
     model = models.build("random-features", (20,), 2)
     assert [name for name, _ in model.named_parameters()] == ["2.weight", "2.bias"]

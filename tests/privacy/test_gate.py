@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sordino.errors import BudgetRefused, SordinoError
-from sordino.privacy.gate import Gate, Piece, Terms, bounded
+from sordino.privacy.gate import Gate, Piece, Terms, bounded, fingerprint
 from sordino.privacy.generators import Keyed, Turn
 from sordino.privacy.ledger import Ledger, Plan
 from sordino.privacy.types import Adjacency, Budget, NotReleased, Release, Sampling, derive
@@ -33,8 +33,8 @@ class Silence:
 
     simulated = True
 
-    def normal(self, turns, what, step, out):
-        return out.zero_()
+    def normal(self, turns, what, step, out, scale=None):
+        return out.zero_() if scale is None else out
 
 
 @pytest.fixture
@@ -159,3 +159,22 @@ def test_parts_of_one_batch_are_one_event_and_each_gets_its_own_noise(tmp_path):
         out = gate.release(permit, 0, [], bounds, 20_000)
     assert out["gradient"].value.std().item() == pytest.approx(2.0 / 4.0, rel=0.03)
     assert out["loss"].value.shape == (1, 1)
+
+
+def test_a_fingerprint_tells_every_part_of_a_request_and_not_the_number_of_threads():
+    weights = torch.randn(3_000_000, generator=torch.Generator().manual_seed(0))
+    other = weights.clone()
+    other[-1] += 1
+    whole, before = fingerprint(weights, 1, "clip", 0.5), torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        assert fingerprint(weights, 1, "clip", 0.5) == whole
+    finally:
+        torch.set_num_threads(before)
+    told = {
+        fingerprint(other, 1, "clip", 0.5),
+        fingerprint(weights, 2, "clip", 0.5),
+        fingerprint(weights, 1, "clip", 1),
+    }
+    told |= {fingerprint(weights[:-1], 1, "clip", 0.5), fingerprint(weights.double(), 1, "clip", 0.5)}
+    assert len(told | {whole}) == 6

@@ -1,6 +1,8 @@
 """Aggregation rules over a round's rows: each against a plain reference in loops, with memory and participation."""
 
 import json
+import math
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -272,6 +274,43 @@ class TestRandomEffects:
             assert (outcome.weights >= 0).all()
             state = outcome.state
 
+    LAYERS = (("a.weight", (1500,), 0), ("a.bias", (500,), 1500), ("b.weight", (2000,), 2000))
+
+    def test_layers_are_weighed_apart_as_if_each_were_the_whole_model(self):
+        state, apart = {}, {"a": {}, "b": {}}
+        for number in (1, 2, 3):
+            facts = facts_of(range(6), layout=self.LAYERS, round_number=number)
+            updates = round_of(facts, seed=number)
+            outcome = rules.random_effects(updates, facts, state, per_layer=True)
+            state = outcome.state
+            for name, part in (("a", slice(0, 2000)), ("b", slice(2000, 4000))):
+                alone = rules.random_effects(updates[:, part], replace(facts, layout=()), apart[name])
+                apart[name] = alone.state
+                torch.testing.assert_close(outcome.delta[part], alone.delta, rtol=1e-4, atol=1e-6)
+                assert outcome.diagnostics["layers"][name]["votes"] == pytest.approx(alone.diagnostics["votes"])
+
+    def test_clients_that_differ_about_one_layer_only_are_heard_by_their_noise_in_the_other(self):
+        """Variances far apart: by noise alone one client has nearly all the vote, by shares everyone has a sixth."""
+        facts = facts_of(range(6), layout=self.LAYERS, clip=1000.0)
+        quiet = np.array([1e-4, 1.0, 1.0, 1.0, 1.0, 1.0])
+        facts = replace(facts, steps=np.ones(6), sizes=np.full(6, 100.0), variances=quiet)
+        generator = torch.Generator().manual_seed(0)
+        noise = torch.randn(6, 4000, generator=generator) * torch.from_numpy(facts.variances).float().sqrt()[:, None]
+        noise[:, 2000:] += torch.randn(6, 2000, generator=generator)
+        found = rules.random_effects(noise, facts, {}, per_layer=True, horizon=1.0).diagnostics["layers"]
+        assert max(found["a"]["votes"]) > 0.9
+        assert max(found["b"]["votes"]) < 0.4
+        whole = rules.random_effects(noise, facts, {}, horizon=1.0).diagnostics["votes"]
+        assert max(whole) < 0.5, "together, the layer that clients differ about decides for both"
+
+    def test_noise_power_of_layers_is_the_mean_over_coordinates(self):
+        facts = facts_of(range(6), layout=self.LAYERS)
+        outcome = rules.random_effects(round_of(facts), facts, {}, per_layer=True, per_step=False)
+        votes = {name: np.array(one["votes"]) for name, one in outcome.diagnostics["layers"].items()}
+        power = [float(votes[name] ** 2 @ facts.variances) for name in ("a", "b")]
+        rate = float(facts.extra.get("lr", 1.0))
+        assert outcome.diagnostics["noise_power"] == pytest.approx(np.mean(power) / rate**2, rel=1e-6)
+
     @pytest.mark.parametrize("options", [{"noise": "factor"}, {"spread_by": "structured"}, {"per_step": False}])
     def test_variants_run(self, options):
         facts = facts_of(range(8))
@@ -342,7 +381,7 @@ class TestPfaPlus:
         first, second = (round_of(self.FACTS, dimension=SIZE, seed=seed) for seed in (1, 2))
         warm = rules.pfa_plus(first, self.FACTS, {}, directions=2)
         torch.testing.assert_close(warm.delta, rules.pfa(first, self.FACTS, {}, directions=2).delta)
-        basis = warm.state["pfa_basis"]
+        basis = warm.state[projected.BASIS]
         outcome = rules.pfa_plus(second, self.FACTS, warm.state, directions=2)
         private = (0.5 * second[0] + 0.6 * second[1] + 0.4 * second[2]) / 1.5
         public = (5.0 * second[3] + 6.0 * second[4] + 5.5 * second[5]) / 16.5
@@ -357,14 +396,29 @@ class TestPfaPlus:
         """Private rows that hold only what k numbers per tensor say give the very same step."""
         first, second = (round_of(self.FACTS, dimension=SIZE, seed=seed) for seed in (1, 2))
         state = rules.pfa_plus(first, self.FACTS, {}, directions=2).state
-        sent = projected.coefficients(second[:3], state["pfa_basis"], LAYOUT)
+        sent = projected.coefficients(second[:3], state[projected.BASIS], LAYOUT)
         assert sent.shape == (3, 2 * len(LAYOUT))
-        rows = torch.cat([projected.expand(sent, state["pfa_basis"], LAYOUT), second[3:]])
+        rows = torch.cat([projected.expand(sent, state[projected.BASIS], LAYOUT), second[3:]])
         whole, short = (rules.pfa_plus(u, self.FACTS, state, directions=2).delta for u in (second, rows))
         torch.testing.assert_close(short, whole, rtol=1e-4, atol=1e-6)
 
+    def test_what_a_client_uploads_is_what_it_was_told_and_a_broken_one_is_refused(self):
+        first, second = (round_of(self.FACTS, dimension=SIZE, seed=seed) for seed in (1, 2))
+        state = rules.pfa_plus(first, self.FACTS, {}, directions=2).state
+        assert state[projected.PRIVATE][:, 0].tolist() == [1.0, 1.0, 1.0, 0.0, 0.0, 0.0]
+        sent = projected.coefficients(second, state[projected.BASIS], LAYOUT)
+        sent[3:], rows = 0.0, second.clone()
+        rows[:3] = 0.0
+        whole = rules.pfa_plus(second, self.FACTS, state, directions=2).delta
+        heard = replace(self.FACTS, extra={**self.FACTS.extra, "coefficients": sent})
+        torch.testing.assert_close(rules.pfa_plus(rows, heard, state, directions=2).delta, whole, rtol=1e-4, atol=1e-6)
+        sent[1] = math.nan
+        assert torch.isfinite(rules.pfa_plus(rows, heard, state, directions=2).delta).all()
+
     def test_the_basis_is_orthonormal_in_every_tensor_or_zero(self):
-        basis = rules.pfa_plus(round_of(self.FACTS, dimension=SIZE), self.FACTS, {}, directions=3).state["pfa_basis"]
+        basis = rules.pfa_plus(round_of(self.FACTS, dimension=SIZE), self.FACTS, {}, directions=3).state[
+            projected.BASIS
+        ]
         for part in projected.tensors(LAYOUT, SIZE):
             inner = basis[part].T @ basis[part]
             expected = torch.diag(torch.tensor([1.0, 1.0, 0.0]))  # three centred updates have two directions

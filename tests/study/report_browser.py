@@ -56,10 +56,36 @@ def opened(browser, path: Path, width: int = 1280, height: int = 900, theme: str
     page.on("pageerror", lambda error: seen.complaints.append(str(error)))
     page.on("console", lambda message: seen.complaints.append(message.text) if message.type in BAD else None)
     page.goto(path.resolve().as_uri(), wait_until="load")
+    page.wait_for_function(READY)
     return page, seen
 
 
 BAD = ("error", "warning")
+READY = "document.documentElement.dataset.ready"
+
+TEXT_CONTRAST = """() => {
+  const light = (colour) => {
+    const part = colour.match(/[\\d.]+/g).slice(0, 3).map((v) => v / 255);
+    const [r, g, b] = part.map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const ground = (node) => {
+    for (; node; node = node.parentElement) {
+      const colour = getComputedStyle(node).backgroundColor;
+      if (!/, 0\\)$/.test(colour)) return colour;
+    }
+    return "rgb(255, 255, 255)";
+  };
+  const poor = [];
+  for (const node of document.querySelectorAll("body *:not(script):not(style):not(svg *):not(noscript *)")) {
+    const own = [...node.childNodes].some((one) => one.nodeType === 3 && one.textContent.trim());
+    if (!own || !node.getClientRects().length) continue;
+    const [low, high] = [light(getComputedStyle(node).color), light(ground(node))].sort((a, b) => a - b);
+    const ratio = (high + 0.05) / (low + 0.05);
+    if (ratio < 4.5) poor.push([node.tagName, node.className, node.textContent.slice(0, 30), ratio]);
+  }
+  return poor;
+}"""
 
 
 def main() -> None:

@@ -42,6 +42,7 @@ def result(
     for number in range(1, rounds + 1):
         level = top * (1 - 0.88 * math.exp(-number / pace)) + luck * (1 - number / rounds / 2) + draw.gauss(0, 0.006)
         seen = number % evaluate_every == 0 or number == rounds
+        each = sorted(min(1.0, max(0.0, level + offset)) for offset in offsets)
         rows.append(
             {
                 "round": number,
@@ -53,10 +54,10 @@ def result(
                 else {key: e * math.sqrt(number / rounds) for key, e in (("min", 0.2), ("median", 0.9), ("max", 5.4))},
                 "participants": names,
                 "weights": shares,
-                "noise_power": 0.0
-                if not private
-                else (0.4 if method == "dp-fedavg" else 3.9) + abs(draw.gauss(0, 0.02)),
+                "client_accuracy": [min(1.0, max(0.0, level + offset)) for offset in offsets] if seen else None,
+                "worst_decile": each[0] if seen else None,
             }
+            | (combined(method, shares, number, draw) if private else {})
         )
     accuracy = [min(1.0, max(0.0, rows[-1]["accuracy"] + offset + draw.gauss(0, 0.01))) for offset in offsets]
     return {
@@ -83,6 +84,10 @@ def result(
             "worst_accuracy": min(accuracy),
             "client_accuracy": accuracy,
             "central_accuracy": rows[-1]["accuracy"] + 0.01,
+            "train_psi": 0.8 * rows[-1]["psi"],
+            "accuracy_variance": 0.0031,
+            "worst_decile": min(accuracy),
+            "best_decile": max(accuracy),
         },
         "privacy": [
             privacy_entry(name, allowed[place], private, floor if method == "minimum-epsilon" else None, rounds)
@@ -108,6 +113,22 @@ def privacy_entry(name: str, allowed: float | None, private: bool, floor: float 
         "sampling": "poisson",
         "accountant": "pld",
         "releases": [{"what": "gradient", "rate": 0.1, "noise": noise, "count": rounds}],
+        **({"budget_ends": None if allowed is None or floor is not None else rounds} if private else {}),
+    }
+
+
+def combined(method: str, shares: dict[str, float], number: int, draw: random.Random) -> dict[str, Any]:
+    """What a private run tells of its combination in a round, as an observer of a simulation sees it."""
+    best = {name: value * (1 + 0.3 * (place % 3)) for place, (name, value) in enumerate(shares.items())}
+    best = {name: value / sum(best.values()) for name, value in best.items()}
+    power = (0.4 if method == "dp-fedavg" else 3.9) + abs(draw.gauss(0, 0.02))
+    spectrum = [9.0 / (1 + place) + number / 100 for place in range(len(shares))]
+    return {
+        "declared_weights": best,
+        "observer": {"optimum_weights": best, "noise_power": power, "least_noise_power": 0.3},
+        "diagnostics": {"update_singular_values": spectrum, "low_rank_singular_values": [4.0, 1.0, *spectrum[2:3], 0.0]}
+        if method == "robust-hdp"
+        else {},
     }
 
 

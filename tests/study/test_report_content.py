@@ -21,6 +21,8 @@ from sordino.study import report
 from sordino.study.report.gather import curve, grouped
 from sordino.study.report.numbers import MAX_POINTS, as_epsilon, plain, spread, thin, upward
 from sordino.study.report.promises import statement
+from sordino.study.result import to_json
+from sordino.study.run import train
 
 
 def page_of(results) -> str:
@@ -137,6 +139,22 @@ def test_a_statement_gives_budget_spending_releases_certainty_and_replace_one():
     assert f"(replace-one): ε = 3.48, at most {100 * math.e**3.48 / (1 + math.e**3.48):.1f} % sure" in told
 
 
+@pytest.mark.parametrize(
+    ("ends", "words"),
+    [
+        (17, "After round 17 its budget pays for no further turn."),
+        (None, "at least one more turn"),
+        (0, "not pay for a"),
+    ],
+)
+def test_a_statement_says_when_the_budget_ends(ends, words):
+    result = with_privacy(fixture.result(), budget_ends=ends)
+    assert words in statement(shown_client([result]), True)
+    assert data_of([result])["clients"]["sheets"][0]["rows"][0][10] == ("outlasts the run" if ends is None else ends)
+    del result["privacy"][0]["budget_ends"]
+    assert words not in statement(shown_client([result]), True)
+
+
 def test_a_cumulative_ledger_is_told_apart_from_this_run():
     result = with_privacy(fixture.result(), epsilon=3.0, spent_epsilon=2.5, run_epsilon=1.25)
     told = statement(shown_client([result]), True).replace("\u00a0", " ")
@@ -244,7 +262,75 @@ def test_clients_are_ordered_from_the_strictest_budget():
     assert names == sorted(budgets, key=budgets.get)
 
 
+def test_fairness_is_told_on_test_and_training_sets_with_the_tenths_and_the_variance():
+    results = [fixture.result("dp-fedavg")]
+    told = re.search(r'id="t-fair".*?</table>', page_of(results), re.S)[0]
+    final = results[0]["final"]
+    cells = re.findall(r"<td class=num[^>]*>([^<]*)</td>", told)
+    assert cells[:2] == [plain(final["psi"]), plain(final["train_psi"])]
+    assert cells[2:5] == [f"{100 * final[key]:.1f} %" for key in ("worst_accuracy", "worst_decile", "best_decile")]
+    assert cells[5] == "31"  # 0.0031, in points²
+
+
+def test_accuracy_is_grouped_by_budget_and_the_gap_is_named():
+    result = fixture.result(clients=6)
+    budgets, accuracy = [0.1, 5.0, 0.2, 1.0, 9.0, 1.1], [0.2, 0.9, 0.4, 0.5, 0.7, 0.7]
+    for entry, epsilon in zip(result["privacy"], budgets):
+        entry["epsilon"] = epsilon
+    result["final"]["client_accuracy"] = accuracy
+    told = re.search(r'id="t-budgets".*?</table>', page_of([result]), re.S)[0]
+    assert re.findall(r"<td class=num[^>]*>([^<]*)</td>", told) == ["30.0 %", "60.0 %", "80.0 %", "+50.0 points"]
+    assert "strictest: ε 0.1 to 0.2" in told
+    for entry in result["privacy"]:
+        entry["epsilon"] = 1.0
+    assert 'id="t-budgets"' not in page_of([result])
+
+
+def test_the_groups_of_a_real_run_are_those_of_its_result(digits):
+    done = train(digits, "logistic", rounds=2, rate=0.2)
+    told = re.search(r'id="t-budgets".*?</table>', page_of([json.loads(to_json(done.result))]), re.S)[0]
+    expected = [f"{100 * one['accuracy']:.1f} %" for one in done.result["final"]["by_budget"]]
+    assert re.findall(r"<td class=num[^>]*>([^<]*)</td>", told)[:3] == expected
+
+
+def test_group_curves_are_means_over_clients_and_seeds():
+    runs = fixture.comparison(("dp-fedavg",), (0, 1), clients=6, rounds=4)
+    for run, shift in zip(runs, (0.0, 0.1)):
+        for entry, epsilon in zip(run["privacy"], [1, 1, 2, 2, 3, 3]):
+            entry["epsilon"] = epsilon
+        for row in run["rounds"]:
+            row["client_accuracy"] = [shift + one for one in (0.1, 0.3, 0.4, 0.4, 0.8, 0.6)]
+    runs[1]["rounds"][0]["client_accuracy"][5] = None
+    curves = chart(runs, "client-curves")["curves"][0]
+    assert [values[0] for _, values in curves["groups"]] == [250, 450, 800]  # of (0.8, 0.6) and 0.9 alone
+    assert [one[3][0] for one in curves["clients"]] == [100, 300, 400, 400, 800, 600]
+
+
+def test_hundreds_of_clients_are_thinned_by_budget():
+    curves = chart([fixture.result(clients=400, rounds=100)], "client-curves")["curves"][0]
+    assert 75 <= len(curves["clients"]) <= 150
+    assert len(curves["rounds"]) == 40
+
+
 # ---- who contributed ----
+
+
+def test_noise_power_is_held_against_the_least_possible():
+    result = fixture.result("robust-hdp", rounds=2)
+    result["rounds"][-1]["observer"] |= {"noise_power": 0.6, "least_noise_power": 0.4}
+    told = re.search(r'id="t-combined".*?</table>', page_of([result]), re.S)[0]
+    assert ">1.5 ×</td>" in told
+    assert "as drawn" in told
+    result["rounds"][-1]["declared_weights"] = dict.fromkeys(result["rounds"][-1]["weights"], 1 / 12)
+    assert "off by up to" in page_of([result])
+    assert "t-combined" not in page_of([fixture.result("fedavg")])
+
+
+def test_spectra_of_updates_and_of_their_low_rank_part_are_drawn():
+    result = fixture.result("robust-hdp", rounds=3)
+    updates, low = chart([result], "spectrum")["traces"]
+    assert updates["y"] == pytest.approx(result["rounds"][-1]["diagnostics"]["update_singular_values"], rel=1e-3)
+    assert low["y"] == pytest.approx([4.0, 1.0, 3.03])
 
 
 def test_participation_counts_virtual_copies_and_understands_positions():
@@ -397,7 +483,11 @@ def test_a_large_comparison_stays_under_six_megabytes_with_short_series():
     assert len(page.encode()) < 6_000_000
     data = json.loads(page.split('id="report-data">')[1].split("</script>", 1)[0], parse_float=Decimal)
     assert len(data["clients"]["sheets"]) == 15
+    (curves,) = (one for one in data["charts"] if one["id"] == "client-curves")
+    assert all(len(client[3]) == 40 for method in curves["curves"] for client in method["clients"])
     for one in data["charts"]:
+        if one is curves:
+            continue
         if one["x"]["title"] == "round":
             assert max(len(trace["x"]) for trace in one["traces"]) <= 2 * MAX_POINTS  # a band goes out and back
         assert max(digits(y) for trace in one["traces"] for y in trace["y"]) <= 5

@@ -35,11 +35,12 @@ class Question:
 def scalar_piece(values: Tensor, owner: Tensor | None, rows: int, spread: Callable[[Tensor], Tensor]) -> Piece:
     """Per-record scalars as contributions: their size is their norm. ``owner`` says whose each is in a flat batch."""
 
+    counted = values.nan_to_num(0.0, 0.0, 0.0)  # zero times a value that is not finite would not be zero
+
     def pull(factors: Tensor) -> Tensor:
-        safe = torch.where(torch.isfinite(values), values, torch.zeros_like(values)) * factors
         if owner is None:
-            return safe.sum(1, keepdim=True)
-        return safe.new_zeros(rows, 1).index_add_(0, owner, safe[:, None])
+            return (counted * factors).sum(1, keepdim=True)
+        return values.new_zeros(rows, 1).index_add_(0, owner, (counted * factors)[:, None])
 
     return Piece(values.abs(), torch.ones_like(values), pull, spread)
 

@@ -17,7 +17,8 @@ from torch import Tensor
 Public = Mapping[str, Any]
 """What the server broadcast for this turn: learning rate, clip radius, and whatever the method adds.
 
-A number stands for all rows; where rows of several runs share a stack it may be a column [rows, 1] instead.
+A number stands for all rows; where rows of several runs share a stack, or the server tells every client something
+else, it may be a column [rows, 1] instead.
 """
 
 
@@ -42,6 +43,14 @@ def _ones(losses: Tensor, norms: Tensor, public: Public) -> Tensor:
 def flat() -> Clip:
     """Every record counts once, up to norm C: a_j = min(1, C/‖g_j‖) (Abadi et al. 2016)."""
     return Clip("flat", _ones, lambda public: public["clip"])
+
+
+def per_record(public: Public, owner: Tensor, rows: int) -> Public:
+    """A broadcast to ``rows`` rows as the records of a flat batch see it: columns [rows, 1] by each record's owner."""
+    return {
+        name: value[owner, 0] if isinstance(value, Tensor) and value.shape == (rows, 1) else value
+        for name, value in public.items()
+    }
 
 
 def per_row(value: Tensor | float, rows: int, like: Tensor) -> Tensor:

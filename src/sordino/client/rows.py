@@ -7,7 +7,7 @@ padded to the longest batch with a mask.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -16,21 +16,30 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sordino.privacy.generators import Turn
+from sordino.privacy.generators import Batches, Turn
+
+WIDTHS = 16
 
 
 @dataclass(frozen=True)
 class Records:
-    """Records as tensors, in memory or mapped from disk. ``valid`` is False on null rows, which contribute zero."""
+    """Records as tensors, in memory or mapped from disk. ``valid`` is False on null rows, which contribute zero.
+
+    ``touched`` hears how many records were read, so that pages of a mapped file can be given back.
+    """
 
     x: Tensor
     y: Tensor
     valid: Tensor | None = None
+    touched: Callable[[int], None] | None = None
 
     def at(self, where: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """The records at these positions, and which of them are valid (None: all)."""
         valid = None if self.valid is None else self.valid.index_select(0, where)
-        return self.x.index_select(0, where), self.y.index_select(0, where), valid
+        x, y = self.x.index_select(0, where), self.y.index_select(0, where)
+        if self.touched is not None:
+            self.touched(len(where))
+        return x, y, valid
 
 
 @dataclass(frozen=True)
@@ -41,19 +50,29 @@ class Rows:
     """
 
     turns: list[Turn]
-    batches: list[list[NDArray[np.int64]]]
+    batches: list[Batches]
     records: Records
+
+    @cached_property
+    def _lengths(self) -> NDArray[np.int64]:
+        """Size of every batch, [rows, steps]."""
+        return np.diff([row.ends for row in self.batches], axis=1, prepend=0)
+
+    @cached_property
+    def _widths(self) -> list[int]:
+        """The longest batch of every step; on a GPU one of few sizes, since what it prepares for one is used again."""
+        few = WIDTHS if self.records.y.is_cuda else 1
+        return [-(-max(1, one) // few) * few for one in self._lengths.max(0).tolist()]
 
     @cached_property
     def _padded(self) -> tuple[Tensor, Tensor]:
         """Positions and mask of all steps, [steps, rows, b], on the records' device: one transfer a turn."""
-        lengths = np.array([[len(one) for one in row] for row in self.batches]).T
-        widest = max(1, int(lengths.max()))
-        mask = np.arange(widest) < lengths[:, :, None]
+        mask = np.arange(max(self._widths)) < self._lengths[:, :, None]
         where = np.zeros(mask.shape, dtype=np.int64)
-        where[mask] = np.concatenate([row[step] for step in range(self.steps) for row in self.batches])
+        where[mask] = np.concatenate([row.positions for row in self.batches])
         device = self.records.y.device
-        return torch.from_numpy(where).to(device), torch.from_numpy(mask).to(device)
+        there, real = torch.from_numpy(where).to(device), torch.from_numpy(mask).to(device)
+        return there.transpose(0, 1).contiguous(), real.transpose(0, 1).contiguous()
 
     @property
     def steps(self) -> int:
@@ -79,9 +98,10 @@ class Rows:
         return x, y, owner.to(self.records.y.device)
 
     def stack(self, step: int) -> tuple[Tensor, Tensor, Tensor]:
-        """All rows' batches as [rows, b, …], padded to the turn's longest, with the mask of real ones."""
-        where, mask = self._padded[0][step], self._padded[1][step]
-        x, y, valid = self.records.at(where.flatten())
+        """All rows' batches as [rows, b, …], padded to the step's longest, with the mask of real ones."""
+        wide = self._widths[step]
+        where, mask = self._padded[0][step, :, :wide], self._padded[1][step, :, :wide]
+        x, y, valid = self.records.at(where.reshape(-1))
         if valid is not None:
             mask = mask & valid.view(mask.shape)
         return x.view(*where.shape, *x.shape[1:]), y.view(where.shape), mask

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sordino.client.ask import Question, scalar_piece
-from sordino.client.clip import Clip, Public, per_row
+from sordino.client.clip import Clip, Public, per_record, per_row
 from sordino.client.gradients import Engine, Graded
 from sordino.client.local import Local
 from sordino.client.rows import Rows
@@ -89,7 +89,8 @@ def answer(
     """Answer a question from a batch of its own, at the weights the server sent: [rows, 1]."""
     bounds = {question.what: per_row(question.bound(public), len(rows.turns), start.value)}
     params = start.value.expand(len(rows.turns), work.engine.dimension)
-    pieces = _pieces(replace(work, also=(question,)), rows, 0, params, public)
+    # Weights are equal, so rows need no stack of their own: one flat pass serves them all, on a GPU too.
+    pieces = _pieces(replace(work, also=(question,), stack=False), rows, 0, params, public)
     return gate.release(permit, 0, pieces, bounds, 1)[question.what]
 
 
@@ -112,10 +113,12 @@ def _piece(work: Work, graded: Graded, public: Public, owner: Tensor | None, row
     def spread(v: Tensor) -> Tensor:
         return v[:, None] if owner is None else v[owner]
 
+    public = public if owner is None else per_record(public, owner, rows)
     factors = work.clip.factors(graded.losses, graded.norms, public)
     found = {"gradient": Piece(graded.norms, factors, graded.pull, spread)}
-    for one in work.also:
-        values = one.values(graded.losses, graded.norms, public)
-        usable = torch.isfinite(graded.norms) & (graded.norms > 0)  # null and broken records answer nothing
-        found[one.what] = scalar_piece(torch.where(usable, values, torch.zeros_like(values)), owner, rows, spread)
+    if work.also:
+        usable = (graded.norms > 0) & (graded.norms < torch.inf)  # null and broken records answer nothing
+        for one in work.also:
+            values = torch.where(usable, one.values(graded.losses, graded.norms, public), 0.0)
+            found[one.what] = scalar_piece(values, owner, rows, spread)
     return found

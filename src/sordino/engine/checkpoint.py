@@ -4,23 +4,36 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
+from sordino.engine.mapped import Table
 from sordino.errors import BadInput
+
+_NAMES = {
+    torch.float32: "F32",
+    torch.float64: "F64",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+"""What safetensors calls the kinds of numbers."""
 
 
 @dataclass
 class Checkpoint:
     """The state of a run between two rounds.
 
-    ``server`` and ``clients`` are the method's state: tensors and plain numbers by name.
+    ``server`` and ``clients`` are the method's state: tensors and plain numbers by name; a table with a row per client.
     """
 
     round: int
@@ -28,17 +41,21 @@ class Checkpoint:
     shown: Tensor
     """The weights to evaluate and hand out: the weights themselves, or their average."""
     server: dict[str, Any] = field(default_factory=dict)
-    clients: dict[str, Tensor] = field(default_factory=dict)
+    clients: dict[str, Table] = field(default_factory=dict)
     history: list[dict[str, Any]] = field(default_factory=list)
     seconds: float = 0.0
 
 
-def write_atomic(path: Path, data: bytes) -> None:
-    """Write a file so that a crash leaves the old one or the new one, never half of one; durable when it returns."""
+def write_atomic(path: Path, data: bytes | Iterable[bytes | memoryview]) -> None:
+    """Write a file so that a crash leaves the old one or the new one, never half of one; durable when it returns.
+
+    Data that comes in pieces is never all in memory.
+    """
     temporary = path.with_name(path.name + ".part")
     try:
         with open(temporary, "wb") as file:
-            file.write(data)
+            for piece in [data] if isinstance(data, bytes) else data:
+                file.write(piece)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -58,10 +75,27 @@ def save_checkpoint(path: Path, state: Checkpoint) -> None:
             tensors[f"server/{name}"] = value
         else:
             plain[name] = value
-    tensors |= {f"client/{name}": value for name, value in state.clients.items()}
     about = {"round": state.round, "server": plain, "history": state.history, "seconds": state.seconds}
-    packed = save({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, {"sordino": json.dumps(about)})
-    write_atomic(path, packed)
+    held: dict[str, Tensor | Table] = {**tensors, **{f"client/{name}": one for name, one in state.clients.items()}}
+    write_atomic(path, _packed(held, {"sordino": json.dumps(about)}))
+
+
+def _packed(tensors: dict[str, Tensor | Table], about: dict[str, str]) -> Iterator[bytes | memoryview]:
+    """A safetensors file in pieces: with the library's own writer a table on disk would be all in memory."""
+    header: dict[str, Any] = {"__metadata__": about}
+    end = 0
+    for name, one in tensors.items():
+        values = one.values if isinstance(one, Table) else one
+        begin, end = end, end + values.nbytes
+        header[name] = {"dtype": _NAMES[values.dtype], "shape": list(values.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    yield len(text).to_bytes(8, "little") + text
+    for one in tensors.values():
+        pieces = (piece for _, piece in one.pieces()) if isinstance(one, Table) else [one]
+        for piece in pieces:
+            plain: Any = piece.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+            yield memoryview(plain)
 
 
 def load_checkpoint(path: Path, device: torch.device) -> Checkpoint:
@@ -69,12 +103,17 @@ def load_checkpoint(path: Path, device: torch.device) -> Checkpoint:
     try:
         with safe_open(str(path), framework="pt") as file:
             about = json.loads((file.metadata() or {})["sordino"])
-            tensors = {name: file.get_tensor(name).to(device) for name in file.keys()}  # noqa: SIM118
+            names = [name for name in file.keys() if not name.startswith("client/")]  # noqa: SIM118
+            tensors = {name: file.get_tensor(name).to(device) for name in names}
+            clients = {
+                name.removeprefix("client/"): _table(file.get_slice(name), device)
+                for name in file.keys()  # noqa: SIM118
+                if name.startswith("client/")
+            }
     except (SafetensorError, OSError, KeyError, json.JSONDecodeError) as error:
         raise BadInput(f"{path} is not a checkpoint of sordino ({error}): start again without --resume") from None
     server = dict(about["server"])
     server |= {name.removeprefix("server/"): t for name, t in tensors.items() if name.startswith("server/")}
-    clients = {name.removeprefix("client/"): t for name, t in tensors.items() if name.startswith("client/")}
     return Checkpoint(
         about["round"],
         tensors["weights"],
@@ -84,3 +123,12 @@ def load_checkpoint(path: Path, device: torch.device) -> Checkpoint:
         about["history"],
         about["seconds"],
     )
+
+
+def _table(stored: Any, device: torch.device) -> Table:
+    """A client table from a checkpoint, read in pieces."""
+    rows, width = stored.get_shape()
+    found = Table(rows, width, device)
+    for some, place in found.pieces():
+        place.copy_(stored[some])
+    return found

@@ -9,9 +9,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sordino.client.clip import Public
+from sordino.client.clip import Public, per_record, per_row
 from sordino.client.rows import Records
 from sordino.client.turn import Work
+from sordino.engine.telling import told
 
 RECORDS = 2048
 """At most this many records are looked at, evenly spaced over all clients' training records."""
@@ -26,17 +27,20 @@ def watch_clipping(
 
     τ_q = Q_q({‖g_j‖²}) / mean ‖g_j‖², the quantile-mean ratio of AdaptDP-FedAvg's Definition 1.
     """
-    where = np.concatenate(train)
-    where = where[np.linspace(0, len(where) - 1, min(len(where), RECORDS)).round().astype(np.int64)]
-    x, y, valid = records.at(torch.from_numpy(where).to(records.y.device))
+    where, whose = np.concatenate(train), np.repeat(np.arange(len(train)), [len(one) for one in train])
+    some = np.linspace(0, len(where) - 1, min(len(where), RECORDS)).round().astype(np.int64)
+    x, y, valid = records.at(torch.from_numpy(where[some]).to(records.y.device))
+    owner = torch.from_numpy(whose[some]).to(records.y.device)
     if valid is not None:
-        x, y = x[valid], y[valid]
+        x, y, owner = x[valid], y[valid], owner[valid]
     if len(y) == 0:
         return {}
     graded = work.engine.shared(weights, x, y, torch.zeros(len(y), dtype=torch.int64, device=y.device), 1)
     norms = graded.norms
-    size = work.clip.factors(graded.losses, norms, public).abs() * norms
-    cut = (size > float(work.clip.bound(public)) * (1 + 1e-6)).double().mean()
+    heard = told(public, np.arange(len(train)))
+    size = work.clip.factors(graded.losses, norms, per_record(heard, owner, len(train))).abs() * norms
+    bounds = per_row(work.clip.bound(heard), len(train), norms)[owner]
+    cut = (size > bounds * (1 + 1e-6)).double().mean()
     squares = norms[torch.isfinite(norms)].double().square().cpu().numpy()
     found: dict[str, Any] = {"clipped_share": float(cut)}
     if len(squares) and squares.mean() > 0:

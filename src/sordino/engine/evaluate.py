@@ -27,28 +27,33 @@ def spread(accuracy: NDArray[np.float64]) -> dict[str, float]:
     }
 
 
-def by_budget(
-    epsilons: Sequence[float], accuracy: Sequence[float | None] | None, loss: Sequence[float | None], groups: int = 3
-) -> list[dict[str, Any]]:
-    """Do strict clients get a worse model? Accuracy and loss of at most ``groups`` groups of clients, strictest first.
+def budget_groups(epsilons: Sequence[float], groups: int = 3) -> list[list[int]]:
+    """Places of the clients in at most ``groups`` groups by ε, strictest first; none when all have the same ε.
 
-    Groups are as equal in number as they can be without parting clients of one ε; with one ε there is nothing to tell.
+    Groups are as equal in number as they can be without parting clients of one ε.
     """
     levels, counts = np.unique(np.asarray(epsilons, dtype=np.float64), return_counts=True)
     if len(levels) < 2:
         return []
     middles = np.cumsum(counts) - counts / 2
     place = np.minimum((middles * groups / counts.sum()).astype(int), groups - 1)
+    mine = place[np.searchsorted(levels, epsilons)]
+    return [np.flatnonzero(mine == group).tolist() for group in np.unique(place)]
+
+
+def by_budget(
+    epsilons: Sequence[float], accuracy: Sequence[float | None] | None, loss: Sequence[float | None], groups: int = 3
+) -> list[dict[str, Any]]:
+    """Do strict clients get a worse model? Accuracy and loss of ``budget_groups``, strictest first."""
     found = []
-    for group in np.unique(place):
-        inside = levels[place == group]
-        members = [i for i, e in enumerate(epsilons) if inside[0] <= e <= inside[-1]]
+    for members in budget_groups(epsilons, groups):
+        inside = [epsilons[i] for i in members]
         hits = [] if accuracy is None else [a for i in members if (a := accuracy[i]) is not None]
         misses = [v for i in members if (v := loss[i]) is not None]
         found.append(
             {
-                "least_epsilon": float(inside[0]),
-                "most_epsilon": float(inside[-1]),
+                "least_epsilon": float(min(inside)),
+                "most_epsilon": float(max(inside)),
                 "clients": len(members),
                 "accuracy": float(np.mean(hits)) if hits else None,
                 "loss": float(np.mean(misses)) if misses else None,

@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sordino.engine.checkpoint import Checkpoint
+from sordino.engine.telling import told
+from sordino.engine.weighing import weighed
 from sordino.errors import SordinoError
 from sordino.methods import Ask, Plan
 from sordino.privacy.gate import Terms
@@ -132,7 +134,7 @@ def close_round(
     terms: list[Terms],
     public: dict[str, Any],
     heard: Heard,
-    uploads: dict[str, Tensor],
+    uploads: dict[str, Any],
 ) -> dict[str, Any]:
     """Combine the uploads of those who answered, step, and say what to show of the round. Changes ``state``."""
     plan = course.plan
@@ -144,24 +146,45 @@ def close_round(
     for ask in plan.method.ask:
         if ask.batch == "step":
             state.server = ask.conclude(uploads[ask.question.what][:, 0], about, state.server)
+    if "update" not in uploads:  # nobody sent a whole one
+        uploads = {**uploads, "update": state.weights.new_zeros(len(called.clients), len(state.weights))}
     outcome = plan.method.aggregate(uploads["update"], about, state.server)
-    stepped = plan.method.server(state.weights, outcome.delta * plan.training.server_lr, outcome.state)
+    rate = plan.training.server_lr
+    stepped = plan.method.server(state.weights, outcome.delta if rate == 1 else outcome.delta * rate, outcome.state)
     state.weights, state.shown, state.server = stepped
-    if not torch.isfinite(state.weights).all():
+    if not all_finite(state.weights):
         raise SordinoError(
             f"the model is no longer finite after round {number}: training diverged; use a smaller training.lr"
         )
     if outcome.weights is not None:
         counted = np.bincount(called.clients, outcome.weights, minlength=len(plan.clients))
         record["weights"] = {plan.clients[i].name: float(counted[i]) for i in dict.fromkeys(called.clients.tolist())}
+        if course.oracle and is_time(plan, number):
+            record |= weighed(about, outcome.weights, [c.name for c in plan.clients], {})
     return record | ({"diagnostics": outcome.diagnostics} if outcome.diagnostics else {})
 
 
-def moving_clip(plan: Plan, public: dict[str, Any]) -> dict[str, Any]:
-    """The round's radius, where it moves."""
-    if not plan.method.clip.moves or not plan.method.private:
+def all_finite(weights: Tensor) -> bool:
+    """Whether every entry is a finite number. A sum tells in one pass without a copy, unless it overflows."""
+    return bool(torch.isfinite(weights.sum())) or bool(torch.isfinite(weights).all())
+
+
+def radii(plan: Plan, called: Round, public: dict[str, Any]) -> NDArray[np.float64]:
+    """C of every row."""
+    bound = plan.method.clip.bound(told(public, called.clients))
+    values = bound.detach().cpu().double().reshape(-1).numpy() if isinstance(bound, Tensor) else np.float64(bound)
+    return np.broadcast_to(values, (len(called.clients),)).copy()
+
+
+def moving_clip(plan: Plan, called: Round, public: dict[str, Any]) -> dict[str, Any]:
+    """The round's radius where it moves: the mean over rows, and everyone's where they differ."""
+    if not plan.method.clip.moves or not plan.method.private or not len(called.clients):
         return {}
-    return {"clip": float(plan.method.clip.bound(public))}
+    each = radii(plan, called, public)
+    found: dict[str, Any] = {"clip": float(each.mean())}
+    if len(set(each.tolist())) > 1:
+        found["clips"] = {plan.clients[i].name: c for i, c in zip(called.clients, each.tolist())}
+    return found
 
 
 def _pace(plan: Plan, state: Checkpoint, called: Round, terms: list[Terms]) -> dict[str, Any]:
@@ -194,7 +217,8 @@ def facts(
     plan = course.plan
     clients = [plan.clients[i] for i in called.clients]
     steps = np.array([one.count for one in terms or [c.terms for c in clients]], dtype=np.float64)
-    variances = plan.variances(float(plan.method.clip.bound(public)) if plan.method.private else None)[called.clients]
+    variances = plan.variances(1.0 if plan.method.private else None)[called.clients]
+    variances = variances * (radii(plan, called, public) ** 2 if plan.method.private else 1.0)
     variances = variances * steps / np.array([c.terms.count for c in clients])
     known = {"lr": plan.training.lr, "clients": len(plan.clients), "clip": public["clip"]}
     known |= {"rounds": plan.schedule.rounds, "server_lr": plan.training.server_lr}

@@ -18,12 +18,17 @@ from sordino.engine import rounds
 from sordino.engine.checkpoint import Checkpoint
 from sordino.engine.clipping import watch_clipping
 from sordino.engine.evaluate import Observer
+from sordino.engine.keeping import Left, keep, kept_rows
+from sordino.engine.mapped import Table
+from sordino.engine.sharded import Shard
+from sordino.engine.telling import told
 from sordino.errors import SordinoError
 from sordino.methods.asking import Ask
 from sordino.methods.plan import Plan
 from sordino.privacy.gate import Gate, Permit, Terms, fingerprint
 from sordino.privacy.generators import Turn
 from sordino.privacy.types import Release
+from sordino.server.running import Running
 from sordino.server.select import Round
 
 CHUNK_BYTES = 1 << 26
@@ -55,6 +60,8 @@ class Setup:
     """How many turns each client's ledger can pay; a client that is not listed pays all of them."""
     spending: Callable[[Index], dict[str, float] | None] = lambda turns: None
     """From the turns each client has taken: what to show of the ε spent so far."""
+    shard: Shard | None = None
+    """This process's share, where several simulate one run together."""
 
     @property
     def course(self) -> rounds.Course:
@@ -117,11 +124,13 @@ def open_round(setup: Setup, state: Checkpoint, number: int, taken: Index) -> Op
     return Opened(number, called, heard, public, _grant(setup, state, number, called, terms, public))
 
 
-def close_round(setup: Setup, state: Checkpoint, opened: Opened, uploads: dict[str, Tensor]) -> dict[str, Any]:
+def close_round(setup: Setup, state: Checkpoint, opened: Opened, uploads: dict[str, Any]) -> dict[str, Any]:
     """Combine the uploads, step, and say what to show of the round."""
     seen = _clipping(setup, state, opened) if uploads else {}
     terms, called = opened.permit.terms, opened.called
     closed = rounds.close_round(setup.course, state, opened.number, called, terms, opened.public, opened.heard, uploads)
+    if "observer" in closed and "observer" in seen:
+        seen["observer"] |= closed["observer"]
     return closed | seen
 
 
@@ -131,31 +140,60 @@ def _ask(setup: Setup, state: Checkpoint, number: int, called: Round, ask: Ask, 
     terms = [plan.clients[i].asks[place] for i in called.clients]
     permit = _grant(setup, state, number, called, terms, public)
     start = Release.public(state.weights, "weights from the server")
-    answers = torch.empty(len(terms), device=state.weights.device)
-    for rows in chunks(setup.work, terms):
+    answers = torch.zeros(len(terms), device=state.weights.device)
+    for rows in _own_chunks(setup, called.clients, terms):
         part = permit.split(rows)
         drawn = draw_rows(setup, called.clients[rows], part)
-        answers[rows] = answer(setup.work, ask.question, drawn, start, public, part, setup.gate).value[:, 0]
+        heard = told(public, called.clients[rows])
+        answers[rows] = answer(setup.work, ask.question, drawn, start, heard, part, setup.gate).value[:, 0]
+    answers = answers if setup.shard is None else setup.shard.summed(answers)
     rounds.conclude(setup.course, state, number, called, ask, answers, public)
     return answers
 
 
-def _turns(setup: Setup, state: Checkpoint, opened: Opened) -> dict[str, Tensor]:
-    """Everyone's turn, chunk by chunk; the uploads by name, a row each."""
+def _turns(setup: Setup, state: Checkpoint, opened: Opened) -> dict[str, Any]:
+    """Everyone's turn, chunk by chunk; the uploads by name, a row each, or added up where the rule is a sum."""
     start = Release.public(state.weights, "weights from the server")
-    uploads: dict[str, Tensor] = {}
-    for rows in chunks(setup.work, opened.permit.terms):
-        upload = _chunk(setup, state, opened.called.clients[rows], opened.permit.split(rows), start, opened.public)
+    facts = rounds.facts(setup.course, opened.called, opened.number, opened.public, {}, opened.permit.terms)
+    added = Running.of(setup.plan.method.aggregate, facts, setup.work.engine.dimension)
+    uploads: dict[str, Any] = {} if added is None else {"update": added}
+    left: list[Left] = []
+    twice = len(np.unique(opened.called.clients)) < len(opened.called.clients)
+    for rows in _own_chunks(setup, opened.called.clients, opened.permit.terms):
+        clients = opened.called.clients[rows]
+        upload, after = _chunk(setup, state, clients, opened.permit.split(rows), start, opened.public)
         collect(uploads, upload, rows, len(opened.permit.terms))
-    return uploads
+        left.append((clients, {name: after.value[name] for name in setup.work.local.state}))
+        if not twice:  # with copies of a client, what turns left is kept after all of them
+            keep(state, left)
+            left = []
+    keep(state, left)
+    return uploads if setup.shard is None else setup.shard.joined(uploads, len(opened.permit.terms), state.weights)
 
 
-def collect(uploads: dict[str, Tensor], upload: Upload, rows: Index, count: int) -> None:
-    """Put a chunk's uploads where its rows belong."""
+def _own_chunks(setup: Setup, clients: Index, terms: list[Terms]) -> Iterator[Index]:
+    """The chunks of the rows that this process takes: all of them, or its share."""
+    own = np.arange(len(terms)) if setup.shard is None else setup.shard.rows(clients)
+    for rows in chunks(setup.work, [terms[i] for i in own]):
+        yield own[rows]
+
+
+def collect(uploads: dict[str, Any], upload: Upload, rows: Index, count: int) -> None:
+    """Put a chunk's uploads where its rows belong; what a row did not upload is zero."""
     for name, release in upload.parts.items():
+        if isinstance(uploads.get(name), Running):
+            uploads[name].add(rows, release.value)
+            continue
         if name not in uploads:
-            uploads[name] = release.value.new_empty(count, *release.value.shape[1:])
+            uploads[name] = _room(count, release.value)
         uploads[name][torch.from_numpy(rows).to(release.value.device)] = release.value
+
+
+def _room(count: int, like: Tensor) -> Tensor:
+    """A matrix for everyone's rows; a large one lies on disk where rows do."""
+    if like.device.type == "cpu" and like.dim() == 2:
+        return Table(count, like.shape[1]).values
+    return like.new_zeros(count, *like.shape[1:])
 
 
 def _grant(
@@ -173,34 +211,22 @@ def draw_rows(setup: Setup, clients: Index, permit: Permit) -> Rows:
     for turn, terms, i in zip(permit.turns, permit.terms, clients):
         records = setup.plan.clients[i].records
         drawn = setup.gate.source.batches(turn, terms.what, terms.sampling, records, terms.count)
-        batches.append([setup.train[i][one] for one in drawn])
+        batches.append(drawn.of(setup.train[i]))
     return Rows(permit.turns, batches, setup.records)
 
 
 def _chunk(
     setup: Setup, state: Checkpoint, clients: Index, permit: Permit, start: Release, public: dict[str, Any]
-) -> Upload:
-    local, count = setup.work.local, len(setup.plan.clients)
-    where = torch.from_numpy(clients)
-    kept = {name: _client_state(state, name, count)[where].to(state.weights.device) for name in local.state}
+) -> tuple[Upload, Release]:
+    kept = kept_rows(state, setup.work.local.state, clients, len(setup.plan.clients))
     before = Release.public(kept, "state from earlier releases")
     rows = draw_rows(setup, clients, permit)
     try:
-        upload, after = take_turn(setup.work, rows, start, before, public, permit, setup.gate)
-    except RuntimeError as error:
-        names = ", ".join(sorted({t.client for t in permit.turns}))
-        raise SordinoError(f"round {permit.turns[0].round}, local steps of {names}: {error}") from error
-    for name in local.state:
-        kept_now, table = after.value[name].to("cpu"), _client_state(state, name, count)
-        for row, client in enumerate(clients):  # a client drawn twice keeps what its last turn left
-            table[client] = kept_now[row]
-    return upload
+        return take_turn(setup.work, rows, start, before, told(public, clients), permit, setup.gate)
+    except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        from sordino.engine.debug import explain  # which looks through this module's loop
 
-
-def _client_state(state: Checkpoint, name: str, clients: int) -> Tensor:
-    if name not in state.clients:
-        state.clients[name] = torch.zeros(clients, len(state.weights))
-    return state.clients[name]
+        raise SordinoError(explain(setup, state, clients, permit, public, error)) from error
 
 
 def chunks(work: Work, terms: list[Terms]) -> Iterator[Index]:
@@ -225,7 +251,7 @@ def chunks(work: Work, terms: list[Terms]) -> Iterator[Index]:
 
 def _clipping(setup: Setup, state: Checkpoint, opened: Opened) -> dict[str, Any]:
     """The round's radius where it moves, and, when it is time to look, what an observer sees of it."""
-    found = rounds.moving_clip(setup.plan, opened.public)
+    found = rounds.moving_clip(setup.plan, opened.called, opened.public)
     if found and rounds.is_time(setup.plan, opened.number):
         seen = watch_clipping(setup.work, setup.records, setup.train, state.weights, opened.public)
         found["observer"] = seen | {"note": "seen in simulation, not released"}

@@ -1,50 +1,112 @@
 """Several runs at once: their rows share one stack, so that a whole study is one big batch on a GPU.
 
-Runs may differ in method, seed, budgets and learning rate; they share the model, the records and what a client does
-(clipping and local rule). Each keeps its own ledger, key, state and result, and ends as it would have ended alone.
+Runs share the model; they may differ in everything else: method, seed, budgets, batch sizes, learning rate, number of
+rounds (a run that ends earlier drops out), and data set, as long as records have one shape. Each keeps its own ledger,
+key, state and result, and ends as it would have ended alone.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sordino.client.rows import Rows
+from sordino.client.rows import Records, Rows
 from sordino.client.turn import take_turn
 from sordino.engine import rounds
 from sordino.engine.checkpoint import Checkpoint
+from sordino.engine.keeping import Left, keep, kept_rows
+from sordino.engine.mixed import Part, columns, labelled, mix, own
 from sordino.engine.simulate import (
     Index,
     Opened,
     Setup,
     chunks,
     close_round,
-    collect,
-    draw_rows,
     look,
     open_round,
 )
+from sordino.engine.telling import EACH, told
 from sordino.errors import BadInput
-from sordino.privacy.gate import Permit
+from sordino.privacy.gate import Permit, Terms
+from sordino.privacy.generators import Batches, Turn
 from sordino.privacy.types import Release
+
+
+@dataclass(frozen=True)
+class Seat:
+    """A row of the stack: whose round it belongs to, and which of that round's rows it is.
+
+    ``first``: where the run's records begin among those of all runs.
+    """
+
+    run: int
+    place: int
+    setup: Setup
+    state: Checkpoint
+    opened: Opened
+    first: int
+
+    @property
+    def released(self) -> Hashable:
+        """What is released from a batch: rows of one pass through the gate have it in common."""
+        return self.setup.plan.method.private, *(one.what for one in self.setup.work.also)
+
+    @property
+    def doing(self) -> Hashable:
+        """What the client does, and which names the broadcast has: rows of one part have it in common.
+
+        A clipping or local rule carries its options in its name; a question does not, so it has to be the same one.
+        """
+        work = self.setup.work
+        return work.clip.name, work.local.name, *map(id, work.also), frozenset(self.opened.public)
+
+    @property
+    def public(self) -> dict[str, Any]:
+        """What was broadcast to this row: its own row of what differs between clients, without the axis of rows."""
+        heard = told(self.opened.public, self.opened.called.clients[[self.place]])
+        return {name: value[0] if EACH + name in self.opened.public else value for name, value in heard.items()}
+
+    @property
+    def turn(self) -> Turn:
+        """Whose turn it is."""
+        return self.opened.permit.turns[self.place]
+
+    @property
+    def terms(self) -> Terms:
+        """What the turn releases."""
+        return self.opened.permit.terms[self.place]
+
+    def batches(self) -> Batches:
+        """The row's batches, as positions among the records of all runs."""
+        client, terms = self.opened.called.clients[self.place], self.terms
+        records = self.setup.plan.clients[client].records
+        drawn = self.setup.gate.source.batches(self.turn, terms.what, terms.sampling, records, terms.count)
+        return Batches(self.setup.train[client][drawn.positions] + self.first, drawn.ends)
 
 
 def simulate_together(setups: Sequence[Setup], states: Sequence[Checkpoint]) -> Iterator[int]:
     """Run all rounds of all runs, round by round; yields each round's number when every run has finished it."""
     _check(setups)
+    records, first = _pool([one.records for one in setups])
     taken = [rounds.turns_taken(setup.plan, state.history) for setup, state in zip(setups, states)]
     for number in range(1, max(setup.plan.schedule.rounds for setup in setups) + 1):
         live = [i for i, s in enumerate(setups) if states[i].round < number <= s.plan.schedule.rounds]
         started = time.perf_counter()
         opened = {i: open_round(setups[i], states[i], number, taken[i]) for i in live}
-        uploads = _turns(setups, states, opened)
+        seats = [
+            Seat(i, place, setups[i], states[i], one, first[i])
+            for i, one in opened.items()
+            for place in range(len(one.called.clients))
+        ]
+        uploads = _turns(seats, records)
         for i in live:
-            record = close_round(setups[i], states[i], opened[i], uploads[i])
+            record = close_round(setups[i], states[i], opened[i], uploads.get(i, {}))
             np.add.at(taken[i], opened[i].called.clients, 1)
             look(setups[i], states[i], record, taken[i])
         spent = (time.perf_counter() - started) / max(1, len(live))
@@ -54,66 +116,107 @@ def simulate_together(setups: Sequence[Setup], states: Sequence[Checkpoint]) -> 
             yield number
 
 
-def _turns(
-    setups: Sequence[Setup], states: Sequence[Checkpoint], opened: dict[int, Opened]
-) -> dict[int, dict[str, Tensor]]:
-    """All runs' turns in shared chunks; uploads by run and name, in the order of each run's own rows."""
-    seats = [(run, place) for run, one in opened.items() for place in range(len(one.called.clients))]
-    gathered: dict[str, Tensor] = {}
-    if seats:
-        lead = setups[seats[0][0]]
-        permit = Permit.joined([one.permit for one in opened.values()])
-        for rows in chunks(lead.work, permit.terms):
-            part, runs = permit.split(rows), [seats[r][0] for r in rows]
-            start = Release.public(torch.stack([states[run].weights for run in runs]), "weights from the server")
-            public = _columns([opened[run].public for run in runs], start.value)
-            batches = [_batches(setups[run], opened[run], seats[r][1]) for run, r in zip(runs, rows)]
-            held = Rows(part.turns, batches, lead.records)
-            upload, _ = take_turn(lead.work, held, start, Release.public({}, "no state"), public, part, lead.gate)
-            collect(gathered, upload, rows, len(seats))
-    ends = np.cumsum([len(one.called.clients) for one in opened.values()])
-    return {
-        run: {name: values[end - len(one.called.clients) : end] for name, values in gathered.items()}
-        if len(one.called.clients)
-        else {}
-        for (run, one), end in zip(opened.items(), ends)
-    }
+def _turns(seats: Sequence[Seat], records: Records) -> dict[int, dict[str, Tensor]]:
+    """All rows' turns in shared chunks; uploads by run and name, in the order of each run's own rows."""
+    uploads: dict[int, dict[str, Tensor]] = {}
+    left: dict[int, list[Left]] = {}
+    for alike in _grouped(seats, lambda seat: seat.released):
+        for chunk in chunks(alike[0].setup.work, [seat.terms for seat in alike]):
+            for some, sent, after in _chunk([alike[row] for row in chunk], records):
+                _collect(uploads.setdefault(some[0].run, {}), some, sent)
+                left.setdefault(some[0].run, []).append((_clients(some), after))
+    states = {seat.run: seat.state for seat in seats}
+    for run, turns in left.items():
+        keep(states[run], turns)
+    return uploads
 
 
-def _batches(setup: Setup, opened: Opened, place: int) -> list[Index]:
-    client = opened.called.clients[place : place + 1]
-    return draw_rows(setup, client, opened.permit.split([place])).batches[0]
+def _chunk(
+    seats: Sequence[Seat], records: Records
+) -> Iterator[tuple[list[Seat], dict[str, Tensor], dict[str, Tensor]]]:
+    """The turns of some rows in one stack: for every run, its seats, their uploads and their new state."""
+    kinds = [_grouped(kind, lambda seat: seat.run) for kind in _grouped(seats, lambda seat: seat.doing)]
+    ordered = [seat for runs in kinds for run in runs for seat in run]
+    permit = Permit([seat.turn for seat in ordered], [seat.terms for seat in ordered])
+    start = torch.stack([seat.state.weights for seat in ordered])
+    parts: list[Part] = []
+    state: dict[str, Tensor] = {}
+    begin = 0
+    for place, runs in enumerate(kinds):
+        work, rows = runs[0][0].setup.work, slice(begin, begin + sum(map(len, runs)))
+        public = columns([seat.public for run in runs for seat in run], start)
+        parts.append(Part(rows, work, public))
+        state |= labelled(place, _state_of(runs))
+        begin = rows.stop
+    upload, after = take_turn(
+        mix(parts, start),
+        Rows(permit.turns, [seat.batches() for seat in ordered], records),
+        Release.public(start, "weights from the server"),
+        Release.public(state, "state from earlier releases"),
+        {},
+        permit,
+        ordered[0].setup.gate,
+    )
+    sent = {name: release.value for name, release in upload.parts.items()}
+    for place, (runs, part) in enumerate(zip(kinds, parts)):
+        answers = {one.what: sent[one.what][part.rows] for one in part.work.also}
+        left = {name: value for name, value in own(place, after.value).items() if name in part.work.local.state}
+        here = own(place, sent) | answers
+        first = 0
+        for run in runs:
+            rows, first = slice(first, first + len(run)), first + len(run)
+            yield run, {k: v[rows] for k, v in here.items()}, {k: v[rows] for k, v in left.items()}
 
 
-def _columns(publics: Sequence[dict[str, Any]], like: Tensor) -> dict[str, Any]:
-    """One broadcast for all rows: a number where runs agree, a column where they differ."""
-    merged: dict[str, Any] = {}
-    for name, value in publics[0].items():
-        values = [one.get(name) for one in publics]
-        if all(v is value or v == value for v in values if not isinstance(v, Tensor)) and not isinstance(value, Tensor):
-            merged[name] = value
-        elif all(isinstance(v, (int, float)) for v in values):
-            merged[name] = torch.tensor(values, dtype=like.dtype, device=like.device)[:, None]
-        else:
-            raise BadInput(f"runs that broadcast {name!r} as a vector cannot share a stack: run them one by one")
-    return merged
+def _state_of(runs: Sequence[Sequence[Seat]]) -> dict[str, Tensor]:
+    """What the clients of these rows kept, each from the table of its own run."""
+    names = runs[0][0].setup.work.local.state
+    each = [kept_rows(run[0].state, names, _clients(run), len(run[0].setup.plan.clients)) for run in runs]
+    return {name: torch.cat([one[name] for one in each]) for name in names}
+
+
+def _collect(found: dict[str, Tensor], seats: Sequence[Seat], sent: dict[str, Tensor]) -> None:
+    """Put the uploads of some of a run's rows where they belong; what a row did not upload is zero."""
+    places = torch.tensor([seat.place for seat in seats], device=seats[0].state.weights.device)
+    for name, values in sent.items():
+        if name not in found:
+            found[name] = values.new_zeros(len(seats[0].opened.called.clients), *values.shape[1:])
+        found[name][places] = values
+
+
+def _clients(seats: Sequence[Seat]) -> Index:
+    return np.array([seat.opened.called.clients[seat.place] for seat in seats], dtype=np.int64)
+
+
+def _grouped(seats: Iterable[Seat], by: Callable[[Seat], Hashable]) -> list[list[Seat]]:
+    """Seats with equal keys together, in the order in which keys and seats come."""
+    found: dict[Hashable, list[Seat]] = {}
+    for seat in seats:
+        found.setdefault(by(seat), []).append(seat)
+    return list(found.values())
+
+
+def _pool(all_records: Sequence[Records]) -> tuple[Records, list[int]]:
+    """The records of all runs end to end, each data set once, and where each run's begin."""
+    distinct = list({id(one): one for one in all_records}.values())
+    ends = np.cumsum([0, *(len(one.y) for one in distinct)])
+    begin = {id(one): int(start) for one, start in zip(distinct, ends)}
+    first = [begin[id(one)] for one in all_records]
+    if len(distinct) == 1:
+        return distinct[0], first
+    valid = None
+    if any(one.valid is not None for one in distinct):
+        valid = torch.cat([torch.ones_like(r.y, dtype=torch.bool) if r.valid is None else r.valid for r in distinct])
+    return Records(torch.cat([r.x for r in distinct]), torch.cat([r.y for r in distinct]), valid), first
 
 
 def _check(setups: Sequence[Setup]) -> None:
     lead = setups[0]
     for one in setups:
-        same = (
-            one.work.engine is lead.work.engine
-            and one.records is lead.records
-            and one.plan.method.private == lead.plan.method.private
-            and one.work.clip.name == lead.work.clip.name
-            and one.work.local.name == lead.work.local.name
-            and [q.what for q in one.work.also] == [q.what for q in lead.work.also]
-        )
-        if not same or one.work.local.state or not one.work.stack:
+        if one.work.engine is not lead.work.engine or not one.work.stack:
             raise BadInput(
-                f"runs of {one.plan.method.name!r} and {lead.plan.method.name!r} cannot share a stack: they differ in "
-                "what a client does, keep state at clients, or were not set up for stacking"
+                f"runs of {one.plan.method.name!r} and {lead.plan.method.name!r} cannot share a stack: they have no "
+                "model in common, or were not set up for stacking"
             )
         if not one.key:
             raise BadInput("runs that share a stack need keys of their own: set Setup.key")

@@ -20,23 +20,33 @@ from sordino.server.facts import Rule
 
 
 def squared_norm(
-    share: float = 0.1, size: float | str | None = None, reach: float | None = None, **options: Any
+    share: float = 0.1,
+    size: float | str | None = None,
+    reach: float | None = None,
+    batch: str = "own",
+    **options: Any,
 ) -> tuple[Ask, ...]:
-    """Phase 1 of AdaptDP-FedAvg: a released mean squared norm from a batch of its own sets this round's radius.
+    """Phase 1 of AdaptDP-FedAvg: a released mean squared norm sets the radius.
 
-    ``share`` of the budget goes to it; ``size`` is b^C (``full``: Remark 3). With ``reach`` κ the bound Ĝ
-    follows the radius. Options of ``radius.root_mean_square``: tau, floor, chance, margin, weigh.
+    Parameters
+    ----------
+    share: its share of the budget.
+    size: b^C, of a batch of its own (``full``: Remark 3).
+    reach: κ, with which the bound Ĝ follows the radius.
+    batch: ``own``: before the step, from a batch of its own, for this round's radius (the paper); ``step``: from the
+        gradients' own batches, whose norms are known anyway, for the next round's (ours: no pass of its own).
+    options: of ``radius.root_mean_square``: tau, floor, chance, margin, weigh, per_client.
     """
     if reach is not None:
         options = {**options, "reach": reach}
     conclude = partial(radius.root_mean_square, **_known(radius.root_mean_square, options))
-    return (Ask(adaptive.squared_norms(reach), conclude, share=share, size=size),)
+    return (Ask(adaptive.squared_norms(reach), conclude, batch, share, size=size),)
 
 
 def under_radius(share: float = 0.05, **options: Any) -> tuple[Ask, ...]:
     """The share of records under the radius, released beside every step's gradient, moves the next round's radius.
 
-    Options of ``radius.quantile``: target, rate, weigh.
+    Options of ``radius.quantile``: target, rate, weigh, per_client.
     """
     conclude = partial(radius.quantile, **_known(radius.quantile, options))
     return (Ask(adaptive.under_radius(), conclude, batch="step", share=share),)

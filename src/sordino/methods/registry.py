@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -11,6 +12,7 @@ from typing import Any
 from sordino.client.ask import capped_loss
 from sordino.client.clip import flat
 from sordino.client.local import sgd
+from sordino.client.projected import projected
 from sordino.errors import BadInput
 from sordino.methods import adaptive, fairness, selection
 from sordino.methods.asking import Ask
@@ -29,7 +31,7 @@ PARTS: dict[str, dict[str, Any]] = {
         "power-of-choice": selection.power_of_choice,
     },
     "ask": {**adaptive.ASKS, **fairness.ASKS},
-    "local": {"sgd": sgd, **adaptive.LOCALS, **fairness.LOCALS},
+    "local": {"sgd": sgd, "projected": projected, **adaptive.LOCALS, **fairness.LOCALS},
     "clip": {"flat": flat, **adaptive.CLIPS, **fairness.CLIPS},
     "aggregate": {**rules.RULES, **adaptive.RULES, **fairness.RULES},
     "server": {**after.STEPS, **adaptive.STEPS},
@@ -63,7 +65,7 @@ def get(method: str | Method, overrides: Mapping[str, Any] | None = None) -> Met
 
 def _part(part: str, choice: Any) -> Any:
     if part == "calibrate":
-        return Calibrate(**choice) if isinstance(choice, Mapping) else Calibrate(choice)
+        return _calibrate(choice)
     if part not in PARTS:
         raise BadInput(f"method.{part} is unknown: a method has the parts {', '.join([*PARTS, 'calibrate'])}")
     options = dict(choice) if isinstance(choice, Mapping) else {"name": choice}
@@ -73,10 +75,35 @@ def _part(part: str, choice: Any) -> Any:
     made = PARTS[part][name]
     try:
         if part in ("aggregate", "server"):
+            _check_options(part, name, made, options)
             return partial(made, **options) if options else made
         return made(**options)
     except TypeError as error:
         raise BadInput(f"method.{part}: {error}") from None
+
+
+def _calibrate(choice: Any) -> Calibrate:
+    """``"rdp"``, or a table: ``{name = "rdp", strictest = true}``."""
+    if not isinstance(choice, Mapping):
+        return Calibrate(choice)
+    options = {("by" if key == "name" else key): value for key, value in choice.items()}
+    for key in options:
+        if key not in ("by", "strictest"):
+            raise BadInput(f"method.calibrate has no option {key!r}: use name, strictest")
+    return Calibrate(**options)
+
+
+def _check_options(part: str, name: str, made: Any, options: Mapping[str, Any]) -> None:
+    """Refuse options that a rule does not have, before any record is touched: they are its keyword-only parameters."""
+    parameters = inspect.signature(made).parameters.values()
+    known = [one.name for one in parameters if one.kind is inspect.Parameter.KEYWORD_ONLY]
+    if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters):
+        return
+    for option in options:
+        if option not in known:
+            near = difflib.get_close_matches(option, known, n=1)
+            has = f"did you mean {near[0]!r}?" if near else f"use {', '.join(known)}" if known else "it has none"
+            raise BadInput(f"method.{part} = {name!r} has no option {option!r}: {has}")
 
 
 def _loudest() -> tuple[Ask, ...]:
@@ -117,7 +144,12 @@ BUILT_IN = (
     ),
     _combined("weiavg", "Updates weighted by ε."),
     _combined("pfa", "Noisy updates projected on the directions of the less noisy ones."),
-    _combined("pfa-plus", "PFA in the basis of the round before: private clients upload a few coefficients."),
+    Method(
+        "pfa-plus",
+        local=projected(),
+        aggregate=rules.RULES["pfa-plus"],
+        summary="PFA in the basis of the round before: private clients upload a few coefficients.",
+    ),
     _combined("robust-hdp", "Noise estimated by principal component pursuit; updates weighted by its inverse."),
     _combined("factor-hdp", "Noise estimated by factor analysis; updates weighted by its inverse (ours)."),
     _combined("random-effects", "Weights 1/(σ² + τ²): noise against how much clients differ (ours)."),

@@ -11,6 +11,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -18,11 +19,15 @@ from torch import Tensor
 from sordino.errors import BadInput, SordinoError
 from sordino.privacy.generators import Source, Turn
 from sordino.privacy.ledger import Charge, Ledger
+from sordino.privacy.threads import side_by_side
 from sordino.privacy.types import _SEAL, Adjacency, Event, Release, Sampling, joined
 
 UNDERFLOW = 1e-15
 """Added to norms before bounding: squares of entries below 1e-19 vanish in float32, and a huge factor must not
 bring such a gradient back."""
+
+HASHED = 1 << 22
+"""Bytes of a tensor that one thread hashes at a time."""
 
 
 @dataclass(frozen=True)
@@ -78,16 +83,32 @@ class Permit:
     turns: list[Turn]
     terms: list[Terms]
     used: set[tuple[str, int]] = field(default_factory=set)
+    _scales: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     @property
     def what(self) -> str:
         """The event these rows were charged for."""
         return self.terms[0].what
 
+    @cached_property
+    def _count(self) -> int:
+        return min(terms.count for terms in self.terms)
+
+    @cached_property
+    def _parts(self) -> set[str]:
+        return set.intersection(*({name for name, _ in terms.parts} for terms in self.terms))
+
+    def scales(self, part: str, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Noise std per unit of bound, and 1/divisor, of every row; made once for all steps."""
+        if part not in self._scales:
+            noise = [terms.noise(part) * terms.adjacency.sensitivity for terms in self.terms]
+            inverse = [1.0 / terms.divisor for terms in self.terms]
+            self._scales[part] = like.new_tensor(noise), like.new_tensor(inverse)
+        return self._scales[part]
+
     def use(self, part: str, step: int) -> None:
         """Consume the right to release ``part`` of batch ``step``; a second use, or one beyond the charge, raises."""
-        count = min(terms.count for terms in self.terms)
-        if (part, step) in self.used or not 0 <= step < count or any(part not in dict(t.parts) for t in self.terms):
+        if (part, step) in self.used or not 0 <= step < self._count or part not in self._parts:
             raise SordinoError(f"{part!r} of batch {step} was not charged, or was released already")
         self.used.add((part, step))
 
@@ -96,11 +117,6 @@ class Permit:
         chosen = list(rows)
         return Permit([self.turns[i] for i in chosen], [self.terms[i] for i in chosen])
 
-    @classmethod
-    def joined(cls, permits: Sequence[Permit]) -> Permit:
-        """The permits of several runs as one, whose rows then share a stack. Use either them or it."""
-        return cls([t for p in permits for t in p.turns], [t for p in permits for t in p.terms])
-
 
 def bounded(factors: Tensor, norms: Tensor, bound: Tensor | float) -> Tensor:
     """Limit factors so that no record moves the sum by more than C: a ← a·min(1, C/(|a|·‖g‖)).
@@ -108,10 +124,9 @@ def bounded(factors: Tensor, norms: Tensor, bound: Tensor | float) -> Tensor:
     Guarantees: |result|·‖g‖ ≤ C (up to rounding) for every record, whatever the factors; a record whose norm or factor
     is not finite contributes zero.
     """
+    # Not finite where norm or factor is not (0·∞ is NaN), and NaN is not below ∞: one comparison finds them all.
     size = factors.abs() * (norms + UNDERFLOW)
-    scale = torch.where(size > bound, bound / size, torch.ones_like(size))
-    usable = torch.isfinite(size) & torch.isfinite(norms) & torch.isfinite(factors)
-    return torch.where(usable, factors * scale, torch.zeros_like(factors))
+    return torch.where(size < math.inf, factors * (bound / size).clamp(max=1), 0)
 
 
 class Gate:
@@ -177,18 +192,26 @@ class Gate:
         return {part: self._seal(permit, part, step, totals[part], bound) for part, bound in bounds.items()}
 
     def _seal(self, permit: Permit, part: str, step: int, total: Tensor, bound: Tensor) -> Release:
-        inverse = bound.new_tensor([1.0 / terms.divisor for terms in permit.terms])
+        spread, inverse = permit.scales(part, bound)
         if self.private:
-            scale = bound.new_tensor([t.noise(part) * t.adjacency.sensitivity for t in permit.terms]) * bound
-            noise = self.source.normal(permit.turns, part, step, torch.empty_like(total))
-            total.addcmul_(noise, scale[:, None])
+            self.source.normal(permit.turns, part, step, total, spread * bound)
         return Release(total.mul_(inverse[:, None]), part, self.private, _SEAL)
 
 
 def fingerprint(*parts: object) -> str:
-    """A hash of a complete request (weights, clip, steps, broadcasts): what a resend is compared by (R11)."""
+    """A hash of a complete request (weights, clip, steps, broadcasts): what a resend is compared by (R11).
+
+    SHA-256 over the parts' lengths and values; a tensor's value is the hashes of its blocks, on all threads.
+    """
     digest = hashlib.sha256()
     for part in parts:
-        body = part.detach().cpu().contiguous().numpy().tobytes() if isinstance(part, Tensor) else repr(part).encode()
+        body = _hashes(part) if isinstance(part, Tensor) else repr(part).encode()
         digest.update(len(body).to_bytes(8, "big") + body)
     return digest.hexdigest()
+
+
+def _hashes(tensor: Tensor) -> bytes:
+    """SHA-256 of every block of a tensor's bytes, end to end."""
+    plain = memoryview(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
+    blocks = [plain[start : start + HASHED] for start in range(0, max(1, len(plain)), HASHED)]
+    return b"".join(side_by_side(lambda block: hashlib.sha256(block).digest(), blocks))

@@ -1,6 +1,6 @@
-"""Keyed standard normals for many rows in one kernel: Philox with a 64-bit key a row, the column as counter.
+"""Keyed standard normals for many rows in one kernel: Philox with a 64-bit key a row, column and step as counters.
 
-A value depends on its row's key and its column alone, so draws do not depend on how rows are stacked.
+A value depends on its row's key, the step and its column alone, so draws do not depend on how rows are stacked.
 """
 
 from __future__ import annotations
@@ -11,15 +11,17 @@ from torch import Tensor
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _kernel(out, keys, width, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _kernel(out, keys, step, width, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     row = tl.program_id(0)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    values = tl.randn(tl.load(keys + row), columns)
+    none = columns * 0
+    first, second, _, _ = tl.philox(tl.load(keys + row), columns, none + step, none, none)
+    values, _ = tl.pair_uniform_to_normal(tl.uint_to_uniform_float(first), tl.uint_to_uniform_float(second))
     tl.store(out + row.to(tl.int64) * width + columns, values, mask=columns < width)
 
 
-def fill(out: Tensor, keys: Tensor) -> Tensor:
-    """Fill ``out[rows, width]`` (float32, contiguous, CUDA) with standard normals keyed by ``keys[rows]`` (int64)."""
+def fill(out: Tensor, keys: Tensor, step: int) -> Tensor:
+    """Fill ``out[rows, width]`` (float32) with standard normals keyed by ``keys[rows]`` (int64) and step."""
     rows, width = out.shape
-    _kernel[(rows, triton.cdiv(width, 1024))](out, keys, width, BLOCK=1024)
+    _kernel[(rows, triton.cdiv(width, 1024))](out, keys, step, width, BLOCK=1024)
     return out

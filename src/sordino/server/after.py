@@ -19,7 +19,7 @@ After = Callable[[Tensor, Tensor, State], tuple[Tensor, Tensor, State]]
 
 def plain(weights: Tensor, delta: Tensor, state: State, *, lr: float = 1.0) -> tuple[Tensor, Tensor, State]:
     """w ← w + η_s Δ."""
-    stepped = weights + lr * delta
+    stepped = torch.add(weights, delta, alpha=lr)
     return stepped, stepped, state
 
 
@@ -29,7 +29,7 @@ def momentum(
     """v ← βv + Δ, w ← w + η_s v, from v = 0."""
     _check("beta", beta)
     velocity = beta * state["after_velocity"] + delta if "after_velocity" in state else delta
-    stepped = weights + lr * velocity
+    stepped = torch.add(weights, velocity, alpha=lr)
     return stepped, stepped, {**state, "after_velocity": velocity}
 
 

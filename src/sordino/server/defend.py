@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sordino.errors import BadInput
-from sordino.server.facts import Array, Facts, Outcome, State
+from sordino.server.facts import Added, Array, Facts, Outcome, State
 
 SLACK = 5.0
 """How many times its own reach, or the typical reach, a client's update may have."""
@@ -36,6 +36,11 @@ LOOSE = 100.0
 """How many times the typical norm an update may have where gradients were not clipped."""
 FLOOR = 0.25
 """Share of the planned noise variance below which an estimate is not believed."""
+NORM_BLOCK = 4096
+"""Entries whose squares are summed in float32."""
+
+PER_ROW = ("estimated_variances", "votes")
+"""Diagnostics with an entry for each row that was kept; refused rows get None, so that entries match participants."""
 
 log = logging.getLogger("sordino.server")
 
@@ -44,7 +49,8 @@ log = logging.getLogger("sordino.server")
 class Screened:
     """A round's updates after the defence: rows that may count, their facts, which they are, and what was done."""
 
-    updates: Tensor
+    updates: Any
+    """The rows themselves, [kept, d]; or what adds them up, for rules that need no more (``server.running``)."""
     facts: Facts
     kept: NDArray[np.int64]
     norms: Array
@@ -83,30 +89,36 @@ def reach(facts: Facts, dimension: int) -> tuple[Array, Array]:
     )
 
 
+def row_norms(updates: Tensor) -> Array:
+    """‖Δ_i‖ of every row, to about 1e-7: squares are summed over short blocks first, and no copy is made.
+
+    A row that overflows or vanishes in float32 is looked at again in float64.
+    """
+    width = updates.shape[1]
+    whole = width // NORM_BLOCK * NORM_BLOCK
+    blocks = torch.linalg.vector_norm(updates[:, :whole].unflatten(1, (-1, NORM_BLOCK)), dim=2).double()
+    rest = torch.linalg.vector_norm(updates[:, whole:], dim=1).double()
+    norms = torch.hypot(torch.linalg.vector_norm(blocks, dim=1), rest).cpu().numpy()
+    for i in np.flatnonzero(~(np.isfinite(norms) & (norms > 1e-15))):
+        norms[i] = float(torch.linalg.vector_norm(updates[i], dtype=torch.float64))
+    return np.asarray(norms)
+
+
 def screen(updates: Tensor, facts: Facts, *, refuse_small: bool = False) -> Screened:
     """Refuse what is not finite (and what is too small for the noise it should hold, if asked); bound the rest."""
     _check_shapes(updates, facts)
-    # Row by row: a copy in float64 never holds more than one client's update.
-    norms = np.array([float(torch.linalg.vector_norm(row, dtype=torch.float64)) for row in updates])
+    norms = row_norms(updates)
     finite = np.isfinite(norms)
     small = (norms == 0.0) | (norms**2 < FLOOR * updates.shape[1] * facts.variances)
     refused = ~finite | (small & refuse_small)
-    lines = [
-        f"round {facts.round}: client {facts.clients[i]} refused: its update "
-        + ("is smaller than its own noise should be" if finite[i] else "holds NaN or infinity, or has a wrong shape")
-        for i in np.flatnonzero(refused)
-    ]
+    lines = [refused_line(facts, i, bool(finite[i])) for i in np.flatnonzero(refused).tolist()]
     kept = np.flatnonzero(~refused)
     if len(kept) < len(norms):
         updates, facts, norms = updates[torch.from_numpy(kept).to(updates.device)], only(facts, kept), norms[kept]
-    limits = _limits(norms, facts, updates.shape[1])
+    limits = limits_of(norms, facts, updates.shape[1])
     beyond = np.flatnonzero(norms > limits)
     if len(beyond):
-        lines += [
-            f"round {facts.round}: client {facts.clients[i]} bounded: its update has norm {norms[i]:.3g}, "
-            f"more than {SLACK:g} times what steps and noise explain; scaled down to {limits[i]:.3g}"
-            for i in beyond
-        ]
+        lines += [bounded_line(facts, i, norms[i], limits[i]) for i in beyond.tolist()]
         factors = torch.ones(len(norms), dtype=updates.dtype, device=updates.device)
         factors[torch.from_numpy(beyond).to(updates.device)] = torch.as_tensor(limits[beyond] / norms[beyond]).to(
             factors
@@ -115,7 +127,21 @@ def screen(updates: Tensor, facts: Facts, *, refuse_small: bool = False) -> Scre
     return Screened(updates, facts, kept, norms, tuple(lines))
 
 
-def _limits(norms: Array, facts: Facts, dimension: int) -> Array:
+def refused_line(facts: Facts, row: int, finite: bool) -> str:
+    """Why a row is refused."""
+    why = "is smaller than its own noise should be" if finite else "holds NaN or infinity, or has a wrong shape"
+    return f"round {facts.round}: client {facts.clients[row]} refused: its update {why}"
+
+
+def bounded_line(facts: Facts, row: int, norm: float, limit: float) -> str:
+    """That a row is scaled down."""
+    return (
+        f"round {facts.round}: client {facts.clients[row]} bounded: its update has norm {norm:.3g}, "
+        f"more than {SLACK:g} times what steps and noise explain; scaled down to {limit:.3g}"
+    )
+
+
+def limits_of(norms: Array, facts: Facts, dimension: int) -> Array:
     """Largest norm each row may have: SLACK × the larger of its own reach and what is typical for its steps.
 
     Where nothing was clipped (a method without privacy) there is no reach to hold honest clients to: only what is
@@ -176,23 +202,33 @@ def _check_shapes(updates: Tensor, facts: Facts) -> None:
 Inner = Callable[..., Outcome]
 
 
-def defended(*, refuse_small: bool = False) -> Callable[[Inner], Callable[..., Outcome]]:
+def defended(
+    *, refuse_small: bool = False, weights: Callable[[Facts], Array] | None = None
+) -> Callable[[Inner], Callable[..., Outcome]]:
     """Make a rule over screened rows into a rule over all rows: refused clients have weight 0 and are named.
+
+    ``weights`` says that the rule is Σ w_i Δ_i with weights from facts alone, those of some rows in proportion to those
+    of all: its uploads may be added up as they come (``server.running``) instead of being held.
 
     Also adds to the diagnostics what every rule should show: the noise power of the combined update, Σ w_i²σ_i² by
     declared variances (over η² when the facts hold ``lr``: the paper's Table 10), and the least possible.
     """
 
+    by_facts = weights
+
     def around(inner: Inner) -> Callable[..., Outcome]:
         known = [name for name in inspect.signature(inner).parameters if name not in ("screened", "state")]
 
         @wraps(inner)
-        def rule(updates: Tensor, facts: Facts, state: State, **options: Any) -> Outcome:
+        def rule(updates: Tensor | Added, facts: Facts, state: State, **options: Any) -> Outcome:
             for name in options:
                 if name not in known:
                     has = f"use {', '.join(known)}" if known else "it has none"
-                    raise BadInput(f"{inner.__name__.replace('_', '-')} has no option {name!r}: {has}")
-            screened = screen(updates, facts, refuse_small=refuse_small)
+                    raise BadInput(f"{inner.__name__.strip('_').replace('_', '-')} has no option {name!r}: {has}")
+            if isinstance(updates, Tensor):
+                screened = screen(updates, facts, refuse_small=refuse_small)
+            else:
+                screened = updates.screened()
             if len(screened.kept) == 0:
                 lines = [*screened.lines, f"round {facts.round}: no update could be used, the model stays as it is"]
                 outcome = Outcome(updates.new_zeros(updates.shape[1]), np.zeros(0), state)
@@ -203,6 +239,10 @@ def defended(*, refuse_small: bool = False) -> Callable[[Inner], Callable[..., O
                 log.warning(line)
             weights = None
             diagnostics = {name: value for name, value in outcome.diagnostics.items() if name != "log"}
+            for name in PER_ROW:
+                if name in diagnostics:
+                    found = dict(zip(screened.kept.tolist(), diagnostics[name]))
+                    diagnostics[name] = [found.get(row) for row in range(len(facts.clients))]
             if outcome.weights is not None:
                 weights = np.zeros(len(facts.clients))
                 weights[screened.kept] = outcome.weights
@@ -211,6 +251,7 @@ def defended(*, refuse_small: bool = False) -> Callable[[Inner], Callable[..., O
                 diagnostics["log"] = lines
             return replace(outcome, weights=weights, diagnostics=diagnostics)
 
+        rule.__dict__["weights"] = by_facts
         return rule
 
     return around

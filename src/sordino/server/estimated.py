@@ -20,6 +20,8 @@ from sordino.server.defend import Screened, believable, defended, plausible, ste
 from sordino.server.facts import Array, Facts, Outcome, State
 from sordino.server.shares import data_shares, weighted
 
+Layout = tuple[tuple[str, tuple[int, ...], int], ...]
+
 REMEMBERED = 4096
 """Client numbers up to which clients are remembered from round to round."""
 
@@ -101,6 +103,7 @@ def factor_hdp(screened: Screened, state: State, *, rounds: int = 5, rank: int |
             pooled = _pooled(past, facts.clients)
         estimates, lines = plausible(pooled * scale, facts)
         shown = {"rank": found.rank, "converged": found.converged, "rounds": len(past)}
+        shown["update_singular_values"] = _singular_values(inner * scale, dimension)
     weights = inverse_weights(estimates)
     shown |= {"estimated_variances": estimates.tolist(), "log": lines}
     return Outcome(weighted(screened.updates, weights), weights, state, shown)
@@ -147,6 +150,7 @@ def random_effects(
     horizon: float = 100.0,
     memory: float = 0.95,
     per_step: bool = True,
+    per_layer: bool = False,
 ) -> Outcome:
     """Votes ω that minimise κ(ω − p)ᵀΓ(ω − p) + Σ ω_i²v_i with p_i = n_i/Σn: noise against bias (``server.spread``).
 
@@ -160,47 +164,75 @@ def random_effects(
     horizon : κ, how much more bias counts than the noise of one round.
     memory : how much of the Gram matrix's average is kept from round to round, in [0, 1).
     per_step : compare updates per local step; False compares whole updates.
+    per_layer : votes of its own for every layer: clients may agree about features and differ about classes. The error
+        is a sum over coordinates, so that layers can be weighed apart. ``weights`` are then root mean squares over
+        coordinates, which noise power is made of.
     """
     if noise not in ("declared", "factor"):
         raise BadInput(f"noise {noise!r} is unknown: use declared or factor")
     if not 0.0 <= memory < 1.0:
         raise BadInput(f"memory = {memory} must lie in [0, 1): 0 forgets every round")
     facts, dimension = screened.facts, screened.updates.shape[1]
-    inner = gram(screened.updates.T)
     variances, lines = believable(screened)
     if noise == "factor" and len(screened.kept) >= 4 and dimension > len(screened.kept):
-        variances, lines = plausible(factor.fit(inner, dimension).variances, facts)
+        variances, lines = plausible(factor.fit(gram(screened.updates.T), dimension).variances, facts)
     steps = np.maximum(facts.steps, 1.0) if per_step else np.ones(len(variances))
-    variances = variances / steps**2
-    scale = _scale(facts)
-    clean = (inner / np.outer(steps, steps) - np.diag(variances)) / scale
-    state, clean, rounds = _average(state, facts, clean, memory)
-    full, shares = clean * scale + np.diag(variances), data_shares(facts)
-    votes, between = spread.weigh(full, variances, shares, rounds * dimension, spread_by=spread_by, horizon=horizon)
-    weights = votes * float(shares @ steps) / steps
-    shown = {"votes": votes.tolist(), "spread": between.estimate, "spread_error": _finite(between.error), "log": lines}
-    return Outcome(weighted(screened.updates, weights), weights, state, shown)
+    variances, scale, shares = variances / steps**2, _scale(facts), data_shares(facts)
+    parts = layers(facts.layout, dimension) if per_layer else {"": [slice(0, dimension)]}
+    delta, squares = torch.empty_like(screened.updates[0]), np.zeros(len(variances))
+    shown: dict[str, Any] = {}
+    for name, where in parts.items():
+        rows = torch.cat([screened.updates[:, part] for part in where], 1) if per_layer else screened.updates
+        clean = (gram(rows.T) / np.outer(steps, steps) - np.diag(variances)) / scale
+        state, clean, rounds = _average(state, facts, clean, memory, name)
+        full, size = clean * scale + np.diag(variances), rows.shape[1]
+        votes, between = spread.weigh(full, variances, shares, rounds * size, spread_by=spread_by, horizon=horizon)
+        weights = votes * float(shares @ steps) / steps
+        _put(delta, where, weighted(rows, weights))
+        squares += weights**2 * (size / dimension)
+        found = {"votes": votes.tolist(), "spread": between.estimate, "spread_error": _finite(between.error)}
+        shown |= {"layers": {**shown.get("layers", {}), name: found}} if per_layer else found
+    shown["update_singular_values"] = _singular_values(gram(screened.updates.T), dimension)
+    return Outcome(delta, np.sqrt(squares) if per_layer else weights, state, {**shown, "log": lines})
 
 
-def _average(state: State, facts: Facts, clean: Array, memory: float) -> tuple[State, Array, float]:
+def layers(layout: Layout, dimension: int) -> dict[str, list[slice]]:
+    """Where the tensors of every layer lie (its weight and its bias belong together); one layer without a layout."""
+    found: dict[str, list[slice]] = {}
+    for name, shape, offset in layout or (("all", (dimension,), 0),):
+        found.setdefault(name.rpartition(".")[0] or name, []).append(slice(offset, offset + math.prod(shape)))
+    return found
+
+
+def _put(whole: torch.Tensor, where: list[slice], values: torch.Tensor) -> None:
+    """Write the tensors of a layer, end to end in ``values``, to where they belong."""
+    begin = 0
+    for part in where:
+        length = part.stop - part.start
+        whole[part] = values[begin : begin + length]
+        begin += length
+
+
+def _average(state: State, facts: Facts, clean: Array, memory: float, layer: str = "") -> tuple[State, Array, float]:
     """Exponential average over rounds of the noise-free Gram matrix, per pair of clients, for this round's rows.
 
     Also the number of rounds it is worth: (Σ memory^t)²/Σ memory^2t.
     """
     if facts.clients.max() >= REMEMBERED or memory == 0.0:
         return state, clean, 1.0
+    key = f"random_effects_{layer}_" if layer else "random_effects_"
     size = int(facts.clients.max()) + 1
-    total, count = (_grown(state.get(f"random_effects_{name}"), size) * memory for name in ("sum", "count"))
+    total, count = (_grown(state.get(f"{key}{name}"), size) * memory for name in ("sum", "count"))
     pairs = np.ix_(facts.clients, facts.clients)
     rows, columns = (np.broadcast_to(index, clean.shape) for index in pairs)
     np.add.at(total, (rows, columns), clean)
     np.add.at(count, (rows, columns), 1.0)
-    past = int(state.get("random_effects_rounds", 0)) + 1
+    past = int(state.get(f"{key}rounds", 0)) + 1
     following = {
         **state,
-        "random_effects_sum": torch.from_numpy(total),
-        "random_effects_count": torch.from_numpy(count),
-        "random_effects_rounds": past,
+        f"{key}sum": torch.from_numpy(total),
+        f"{key}count": torch.from_numpy(count),
+        f"{key}rounds": past,
     }
     left = memory**past
     worth = (1.0 - left) * (1.0 + memory) / ((1.0 + left) * (1.0 - memory))
@@ -223,6 +255,12 @@ def column_norm(screened: Screened, state: State) -> Outcome:
     weights = inverse_weights(estimates)
     shown = {"estimated_variances": estimates.tolist(), "log": lines}
     return Outcome(weighted(screened.updates, weights), weights, state, shown)
+
+
+def _singular_values(inner: Array, dimension: int) -> list[float]:
+    """Singular values of M, largest first, from its Gram matrix MᵀM/d."""
+    squares = np.linalg.eigvalsh(inner)[::-1] * dimension
+    return [float(one) for one in np.sqrt(np.maximum(squares, 0.0))]
 
 
 def _finite(value: float) -> float | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,3 +63,18 @@ class Outcome:
 
 Rule = Callable[[Tensor, Facts, State], Outcome]
 """An aggregation rule: (updates[rows, d], facts, state) → outcome. Pure: neither input is changed."""
+
+
+class Added(Protocol):
+    """Updates that were added up as they came, in place of their matrix."""
+
+    shape: tuple[int, int]
+
+    def screened(self) -> Any:
+        """The round after the defence, as ``server.defend.screen`` gives it for a matrix."""
+
+    def combined(self, weights: Array) -> Tensor:
+        """Σ w_i Δ_i over the rows that were kept."""
+
+    def new_zeros(self, width: int) -> Tensor:
+        """No step at all."""

@@ -7,15 +7,17 @@ updates enter by their ε-weighted mean, replaced by m + V Vᵀ(private − m):
     Δ = (Σ_pub ε/Σε)·Δ_pub + (Σ_pri ε/Σε)·[(I − V Vᵀ) m + V Vᵀ Δ_pri]
 
 PFA+ saves upload: after a warm-up round private clients send only Vᵀ·update, k numbers per tensor, in the basis that
-the server kept from the round before (``coefficients`` at the client, ``expand`` at the server). The state's
-``pfa_basis`` is that basis, d×k: each tensor's rows hold its own orthonormal columns.
+the server broadcast from the round before (``client.projected``); ``expand`` puts them back in d dimensions. That basis
+is d×k, each tensor's rows hold its own orthonormal columns. Who is private is told with it: what a client was in the
+last round that it took part in.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from functools import partial
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,8 +26,11 @@ from torch import Tensor
 
 from sordino.errors import BadInput
 from sordino.server.defend import Screened, defended
-from sordino.server.facts import Array, Outcome, Rule, State
+from sordino.server.facts import Array, Facts, Outcome, State
 from sordino.server.shares import budget_shares, weighted
+
+BASIS, LENGTHS, PRIVATE = "public/basis", "public/basis_sizes", "public/each/private"
+"""What PFA+ broadcasts: V, the length of every tensor, and to every client whether it is private."""
 
 Layout = tuple[tuple[str, tuple[int, ...], int], ...]
 
@@ -46,21 +51,45 @@ def pfa(
     return _combine(screened, state, public, basis)
 
 
+def pfa_plus(updates: Tensor, facts: Facts, state: State, **options: Any) -> Outcome:
+    """PFA with the basis of the round before, in which private clients upload; broadcasts this round's for the next.
+
+    Private clients may upload whole updates or coefficients: the result is the same, because V Vᵀ is a projection. In
+    the first round (no basis yet) it is ``pfa``, and it has the same options.
+    """
+    sent = facts.extra.get("coefficients")
+    if sent is not None and BASIS in state:
+        short = torch.from_numpy(_told_private(facts, state)).to(updates.device)
+        updates = torch.where(short[:, None], expand(sent, state[BASIS], facts.layout), updates)
+    return _pfa_plus(updates, facts, state, **options)
+
+
 @defended()
-def pfa_plus(
+def _pfa_plus(
     screened: Screened, state: State, *, directions: int = 1, split: str = "mixture", share: float = 0.1
 ) -> Outcome:
-    """PFA with the basis of the round before, in which private clients upload; keeps this round's for the next.
-
-    Private rows may hold whole updates or ``expand``-ed coefficients: the result is the same, because V Vᵀ is a
-    projection. In the first round (no basis yet) it is ``pfa``.
-    """
-    public = public_rows(screened.facts.epsilons, split, share)
+    facts = screened.facts
+    large = public_rows(facts.epsilons, split, share)
+    public = large & ~_told_private(facts, state)
     rows = screened.updates[_index(public, screened.updates)]
-    fresh = principal_directions(rows, screened.facts.layout, directions)
-    basis = state.get("pfa_basis", fresh)
-    following = {**state, "pfa_basis": fresh if public.any() else basis}
+    fresh = principal_directions(rows, facts.layout, directions)
+    basis = state.get(BASIS, fresh)
+    lengths = [part.stop - part.start for part in tensors(facts.layout, screened.updates.shape[1])]
+    before = state.get(PRIVATE, basis.new_zeros(int(facts.extra.get("clients", 0)), 1))
+    told = basis.new_zeros(max(len(before), int(facts.clients.max()) + 1), 1)
+    told[: len(before)] = before
+    told[torch.from_numpy(facts.clients).to(told.device), 0] = torch.from_numpy(~large).to(told)
+    following = {**state, BASIS: fresh if public.any() else basis, LENGTHS: lengths, PRIVATE: told}
     return _combine(screened, following, public, basis)
+
+
+def _told_private(facts: Facts, state: State) -> NDArray[np.bool_]:
+    """Which rows belong to clients that were told to send coefficients."""
+    if PRIVATE not in state:
+        return np.zeros(len(facts.clients), dtype=bool)
+    told = state[PRIVATE].cpu().numpy()[:, 0] > 0
+    known = facts.clients < len(told)
+    return np.asarray(known & told[np.where(known, facts.clients, 0)])
 
 
 def _combine(screened: Screened, state: State, public: NDArray[np.bool_], basis: Tensor) -> Outcome:
@@ -90,15 +119,17 @@ def public_rows(epsilons: Array, split: str, share: float) -> NDArray[np.bool_]:
     if np.ptp(epsilons) == 0.0:
         return np.ones(len(epsilons), dtype=bool)
     if split == "mixture" and len(np.unique(epsilons)) > 2:
-        return _mixture(epsilons)
+        return np.array(_mixture(tuple(epsilons.tolist())))
     count = max(1, math.ceil(share * len(epsilons) - 1e-9)) if split == "top-share" else 1
     return np.asarray(epsilons >= np.sort(epsilons)[-count])
 
 
-def _mixture(epsilons: Array) -> NDArray[np.bool_]:
-    """The rows of the component with the larger mean, of two Gaussians fitted to ε."""
+@lru_cache(maxsize=256)
+def _mixture(budgets: tuple[float, ...]) -> tuple[bool, ...]:
+    """The rows of the component with the larger mean, of two Gaussians fitted to ε; the same every round."""
     from sklearn.mixture import GaussianMixture  # heavy, and only this rule needs it
 
+    epsilons = np.array(budgets)
     column = epsilons[:, None]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # few clients: the fit is rough, and that is no news to anyone
@@ -107,7 +138,7 @@ def _mixture(epsilons: Array) -> NDArray[np.bool_]:
         belongs = model.predict(column) == upper
     # A wide component can claim both ends of the line; public means large ε.
     above = epsilons[belongs & (epsilons > float(model.means_[1 - upper, 0]))]
-    return np.asarray(epsilons >= (above.min() if len(above) else epsilons.max()))
+    return tuple((epsilons >= (above.min() if len(above) else epsilons.max())).tolist())
 
 
 def _index(rows: NDArray[np.bool_], updates: Tensor) -> Tensor:
@@ -154,14 +185,6 @@ def coefficients(update: Tensor, basis: Tensor, layout: Layout) -> Tensor:
     """
     parts = tensors(layout, basis.shape[0])
     return torch.cat([update[..., part] @ basis[part] for part in parts], dim=-1)
-
-
-def sends_coefficients(rule: Rule, epsilons: Array, state: State) -> NDArray[np.bool_]:
-    """Which rows need to upload coefficients only: under PFA+, once there is a basis, the private ones."""
-    inner, options = (rule.func, rule.keywords) if isinstance(rule, partial) else (rule, {})
-    if inner is not pfa_plus or "pfa_basis" not in state:
-        return np.zeros(len(epsilons), dtype=bool)
-    return ~public_rows(epsilons, options.get("split", "mixture"), options.get("share", 0.1))
 
 
 def expand(sent: Tensor, basis: Tensor, layout: Layout) -> Tensor:

@@ -1,6 +1,7 @@
 """Adaptive clipping at the server: the radius from released answers, projection onto a ball, the averaged iterate.
 
-All of it is post-processing of releases. Two ways to a radius:
+All of it is post-processing of releases. Two ways to a radius, common to all clients or (``per_client``) one each from
+its own answer alone:
 
     root mean square   C_r = min(Ĝ, √(max(0, 2τ (Σ w_p G_p + ν̃)))), at least a floor (AdaptDP-FedAvg)
     quantile           C ← C·exp(−η_C (b − γ)), b the released share of records under C (Andrew et al. 2021)
@@ -24,6 +25,9 @@ from sordino.server.rules import RULES
 PUBLIC = "public/radius"
 """Where the radius lies in the server's state: broadcast with the next request."""
 
+EACH = "public/each/radius"
+"""The same for a radius a client, [clients, 1]: every client is told its own."""
+
 WIDEST = 1e4
 """A quantile radius stays within this factor of where it started: noise alone must not carry it away."""
 
@@ -45,6 +49,7 @@ def root_mean_square(
     margin: float = 1.0,
     weigh: str = "clients",
     reach: float | None = None,
+    per_client: bool = False,
 ) -> State:
     """C_r of AdaptDP-FedAvg from released mean squared norms G_p, in [floor·Ĝ, Ĝ] whatever the answers are.
 
@@ -58,6 +63,7 @@ def root_mean_square(
     weigh: ``clients`` (1/P each, the paper), ``records``, or ``precision`` (inverse variance of the declared noise,
         for unequal budgets).
     reach: κ, where the question's bound follows the radius: Ĝ_r = min(Ĝ, κ·C_{r−1}) in ν̃ (ours).
+    per_client: every client has a radius of its own, from its own answer and its own noise.
     """
     _check(tau=tau, floor=floor, chance=chance)
     if floor > 1 or margin < 0:
@@ -65,14 +71,14 @@ def root_mean_square(
     ceiling = float(facts.extra["clip"])
     if math.isinf(ceiling):  # not private: nothing is clipped
         return state
-    mean, spread, rows = _combined(answers, facts, "squared-norm", weigh)
-    if rows == 0:
-        return state
-    rounds = float(facts.extra["rounds"])
-    asked = ceiling if reach is None else min(ceiling, reach * float(state.get(PUBLIC, ceiling)))
-    slack = math.sqrt(2.0) * spread * asked**2 * math.sqrt(math.log(2.0 * rows * rounds / chance))
-    wanted = math.sqrt(max(0.0, 2.0 * tau * (mean + margin * slack)))
-    return {**state, PUBLIC: max(floor * ceiling, min(ceiling, wanted))}
+    far = margin * math.sqrt(2.0 * math.log(2.0 * max(1, len(answers)) * float(facts.extra["rounds"]) / chance))
+
+    def moved(last: Array, mean: Array, spread: Array) -> Array:
+        asked = np.full_like(last, ceiling) if reach is None else np.minimum(ceiling, reach * last)
+        wanted = np.sqrt(np.maximum(0.0, 2.0 * tau * (mean + far * spread * asked**2)))
+        return np.clip(wanted, floor * ceiling, ceiling)
+
+    return _moved(answers, facts, state, moved, "squared-norm", weigh, per_client)
 
 
 def quantile(
@@ -83,6 +89,7 @@ def quantile(
     target: float = 0.5,
     rate: float = 0.2,
     weigh: str = "records",
+    per_client: bool = False,
 ) -> State:
     """C ← C·exp(−η_C (b − γ)), with b = ½ + Σ w_p answer_p cut to [0, 1]: the geometric update of Andrew et al. 2021.
 
@@ -91,6 +98,7 @@ def quantile(
     target: γ, the quantile of the records' gradient norms that the radius tracks.
     rate: η_C; the radius moves by at most exp(η_C·max(γ, 1 − γ)) a round.
     weigh: as in ``root_mean_square``; ``records`` tracks the quantile of all records together.
+    per_client: every client's radius tracks the quantile of its own records.
     """
     _check(target=target, rate=rate)
     if target >= 1:
@@ -98,12 +106,12 @@ def quantile(
     start = float(facts.extra["clip"])
     if math.isinf(start):
         return state
-    mean, _, rows = _combined(answers, facts, "under-radius", weigh)
-    if rows == 0:
-        return state
-    under = min(1.0, max(0.0, 0.5 + mean))
-    moved = float(state.get(PUBLIC, start)) * math.exp(-rate * (under - target))
-    return {**state, PUBLIC: min(start * WIDEST, max(start / WIDEST, moved))}
+
+    def moved(last: Array, mean: Array, spread: Array) -> Array:
+        under = np.clip(0.5 + mean, 0.0, 1.0)
+        return np.clip(last * np.exp(-rate * (under - target)), start / WIDEST, start * WIDEST)
+
+    return _moved(answers, facts, state, moved, "under-radius", weigh, per_client)
 
 
 @about(partner="averaged")
@@ -143,6 +151,31 @@ def ball(
     count = int(state.get("out_count", 0)) + 1
     shown = torch.lerp(state["out"], seen, 1.0 / count) if count > 1 else seen
     return stepped, shown, {**left, "out": shown, "out_count": count}
+
+
+def _moved(
+    answers: Tensor,
+    facts: Facts,
+    state: State,
+    moved: Callable[[Array, Array, Array], Array],
+    what: str,
+    weigh: str,
+    per_client: bool,
+) -> State:
+    """The state with the next radius: ``moved(last radius, answer, deviation of its noise)``, common or for each."""
+    start = float(facts.extra["clip"])
+    if not per_client:
+        mean, spread, rows = _combined(answers, facts, what, weigh)
+        if rows == 0:
+            return state
+        last = np.array(float(state.get(PUBLIC, start)))
+        return {**state, PUBLIC: float(moved(last, np.array(mean), np.array(spread)))}
+    heard = answers.detach().double().cpu().numpy()
+    usable = np.isfinite(heard)
+    clients, count = facts.clients[usable], int(facts.extra["clients"])
+    radii = state[EACH].cpu().numpy()[:, 0].astype(np.float64) if EACH in state else np.full(count, start)
+    radii[clients] = moved(radii[clients], heard[usable], np.asarray(facts.extra["answer_noise"][what])[usable])
+    return {**state, EACH: torch.from_numpy(radii[:, None]).to(answers)}
 
 
 def _combined(answers: Tensor, facts: Facts, what: str, weigh: str) -> tuple[float, float, int]:

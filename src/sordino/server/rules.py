@@ -7,36 +7,52 @@ that are finite, and may trust their facts to match.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from sordino.errors import BadInput
 from sordino.server.columns import inverse_weights
 from sordino.server.defend import Screened, believable, defended
 from sordino.server.estimated import column_norm, factor_hdp, random_effects, robust_hdp
-from sordino.server.facts import Outcome, Rule, State
+from sordino.server.facts import Array, Facts, Outcome, Rule, State
 from sordino.server.projected import pfa, pfa_plus
 from sordino.server.shares import budget_shares, data_shares, weighted
 
 
-@defended()
+def _by_data(facts: Facts) -> Array:
+    return data_shares(facts) * facts.selection
+
+
+def _alike(facts: Facts) -> Array:
+    return facts.selection / len(facts.clients)
+
+
+def _by_budget(facts: Facts) -> Array:
+    return budget_shares(facts.epsilons)
+
+
+def _sum(screened: Screened, state: State, weigh: Callable[[Facts], Array]) -> Outcome:
+    weights = weigh(screened.facts)
+    return Outcome(weighted(screened.updates, weights), weights, state)
+
+
+@defended(weights=_by_data)
 def data_weighted(screened: Screened, state: State) -> Outcome:
     """DP-FedAvg: w_i = n_i/Σn over those who answered, times the row's importance where selection compensates."""
-    weights = data_shares(screened.facts) * screened.facts.selection
-    return Outcome(weighted(screened.updates, weights), weights, state)
+    return _sum(screened, state, _by_data)
 
 
-@defended()
+@defended(weights=_alike)
 def uniform(screened: Screened, state: State) -> Outcome:
     """w_i = 1/rows, times the row's importance where selection compensates."""
-    weights = screened.facts.selection / len(screened.kept)
-    return Outcome(weighted(screened.updates, weights), weights, state)
+    return _sum(screened, state, _alike)
 
 
-@defended()
+@defended(weights=_by_budget)
 def weiavg(screened: Screened, state: State) -> Outcome:
     """WeiAvg: w_i = ε_i/Σε. Clients with ε = ∞ (public data) share everything, which is the formula's limit."""
-    weights = budget_shares(screened.facts.epsilons)
-    return Outcome(weighted(screened.updates, weights), weights, state)
+    return _sum(screened, state, _by_budget)
 
 
 @defended()

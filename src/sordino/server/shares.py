@@ -6,11 +6,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sordino.server.facts import Array, Facts
+from sordino.server.facts import Added, Array, Facts
 
 
-def weighted(updates: Tensor, weights: Array) -> Tensor:
+def weighted(updates: Tensor | Added, weights: Array) -> Tensor:
     """Σ w_i Δ_i."""
+    if not isinstance(updates, Tensor):
+        return updates.combined(weights)
     return torch.as_tensor(weights, dtype=updates.dtype, device=updates.device) @ updates
 
 

@@ -12,7 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from sordino.methods import Plan
+from sordino.methods.plan import ClientPlan
 from sordino.methods.selection import Setting, aware_probabilities, noise_factors
+from sordino.privacy.accounting import affordable
 from sordino.server import bounds, select
 
 SHADES = ".:-=+*#%@"
@@ -50,6 +52,30 @@ def describe_choice(plan: Plan, dimension: int, seed: int = 0) -> dict[str, Any]
         "last_rounds": select.last_rounds(schedule).tolist(),
         "ranking": [{"rule": r.rule, "bound": r.bound, "bias": r.bias, "noise": r.noise} for r in ranked],
     }
+
+
+def last_turns(plan: Plan) -> list[int]:
+    """By client: the last round whose turn its whole budget pays for under this schedule; 0: never asked, or none.
+
+    Without privacy, and for public data, that is simply the last round in which the client is asked.
+    """
+    schedule = plan.schedule
+    paid = np.array([_paid(c) if plan.method.private else c.turns for c in plan.clients])
+    places = schedule.asked.ravel()
+    order = np.argsort(places, kind="stable")  # by client, and by round within a client
+    first, end = (np.searchsorted(places[order], np.arange(len(paid)), side) for side in ("left", "right"))
+    at = np.minimum(first + paid, end) - 1
+    found = order[np.maximum(at, 0)] // schedule.asked.shape[1] + 1
+    return [int(one) for one in np.where(at >= first, found, 0)]
+
+
+def _paid(client: ClientPlan) -> int:
+    """How many of its planned turns a client's budget pays: all of them unless a published rule picked the noise."""
+    if client.budget.is_public or client.epsilon <= client.budget.epsilon:
+        return client.turns
+    events, times = client.declaration()
+    paid = affordable(events, client.budget, times)
+    return client.turns * paid if client.whole else paid
 
 
 def show_choice(plan: Plan, found: dict[str, Any]) -> list[Table | Text | str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,11 @@ import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from sordino.errors import BadInput
 from sordino.study.file import Study
 from sordino.study.result import from_json, to_json
 from sordino.study.run import Callback, train
+from sordino.study.track import tracker
 
 Watch = Callable[[str, int, int], Callback]
 """Given a method, a seed and the number of rounds, what to call after each round."""
@@ -22,6 +24,11 @@ Watch = Callable[[str, int, int], Callback]
 
 def compare(study: Study, out: Path, watch: Watch | None = None) -> list[dict[str, Any]]:
     """Run every method with every seed; finished runs in ``out`` are taken as they are, interrupted ones go on."""
+    if study.sweep:
+        raise BadInput(
+            "this study has a [sweep]: use 'sordino run', and put methods and seeds into it as \"method.name\" and "
+            '"study.seed"'
+        )
     return list(_runs(study, out, watch))
 
 
@@ -29,31 +36,39 @@ def _runs(study: Study, out: Path, watch: Watch | None) -> Iterator[dict[str, An
     names = study.compare.methods or [study.method.name]
     for seed in study.compare.seeds or [study.study.seed]:
         about = study.study.model_copy(update={"seed": seed})
-        one = study.model_copy(update={"study": about})
-        clients = one.federation()
+        clients = study.model_copy(update={"study": about}).federation()
         for name in names:
+            chosen = study.method.model_copy(update={"name": name})
+            one = study.model_copy(update={"study": about, "method": chosen})
             folder = out / name / f"seed-{seed}"
             if (folder / "result.json").exists():
                 yield from_json((folder / "result.json").read_text())
                 continue
             callbacks = [watch(name, seed, study.study.rounds)] if watch else []
-            yield train(
-                clients,
-                method=one.chosen_method(name),
-                out=folder,
-                resume=(folder / "study.json").exists(),
-                device=study.study.device,
-                name=study.study.name,
-                callbacks=callbacks,
-                **one.arguments(),
-            ).result
+            with tracker(study.study.track, folder, one, f"{name}/seed-{seed}") as tracked:
+                done = train(
+                    clients,
+                    method=one.chosen_method(),
+                    out=folder,
+                    resume=(folder / "study.json").exists(),
+                    device=study.study.device,
+                    name=study.study.name,
+                    callbacks=[*callbacks, tracked],
+                    **one.arguments(),
+                )
+                tracked.finish(done.result)
+            yield done.result
 
 
-def summary(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Per method: mean and standard deviation over seeds of the final figures, and the largest share of a budget."""
+def summary(results: list[dict[str, Any]], labels: Sequence[str] | None = None) -> list[dict[str, Any]]:
+    """Per method: mean and standard deviation over seeds of the final figures, and the largest share of a budget.
+
+    ``labels``, one per result, group them by something other than the method.
+    """
     rows = []
-    for name in dict.fromkeys(r["method"] for r in results):
-        runs = [r for r in results if r["method"] == name]
+    told = labels or [r["method"] for r in results]
+    for name in dict.fromkeys(told):
+        runs = [r for r, label in zip(results, told) if label == name]
         row: dict[str, Any] = {"method": name, "runs": len(runs), "private": runs[0]["private"]}
         for key in ("accuracy", "worst_accuracy", "loss", "psi"):
             values = [r["final"][key] for r in runs if r["final"].get(key) is not None]
@@ -71,13 +86,15 @@ def summary(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return rows
 
 
-def comparison_table(results: list[dict[str, Any]]) -> Table:
+def comparison_table(results: list[dict[str, Any]], labels: Sequence[str] | None = None) -> Table:
     """The summary as a table for the terminal."""
-    runs = max((row["runs"] for row in summary(results)), default=1)
+    rows = summary(results, labels)
+    runs = max((row["runs"] for row in rows), default=1)
     title = f"mean ± deviation over {runs} seeds" if runs > 1 else "final figures"
     table = Table(title=title, header_style="bold", box=SIMPLE_HEAD)
     for column in ("method", "accuracy", "worst", "loss", "Ψ", "budget", "s"):
-        table.add_column(column, justify="left" if column == "method" else "right", no_wrap=column == "method")
+        name = column == "method"
+        table.add_column(column, justify="left" if name else "right", no_wrap=not name or labels is None)
 
     def shown(row: dict[str, Any], key: str, percent: bool) -> str:
         if row[key] is None:
@@ -87,7 +104,7 @@ def comparison_table(results: list[dict[str, Any]]) -> Table:
         deviation = row[f"{key}_deviation"]
         return (text if deviation is None else f"{text} ± {deviation * scale:{form}}") + unit
 
-    for row in summary(results):
+    for row in rows:
         share = row["largest_share_spent"]
         table.add_row(
             row["method"] if row["private"] else f"{row['method']} [bold red]NOT PRIVATE[/bold red]",

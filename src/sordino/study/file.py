@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sordino import data, methods
-from sordino.data import Federation
+from sordino.data import Dataset, Federation
 from sordino.errors import BadInput
 from sordino.methods import Method
 
@@ -29,6 +29,7 @@ class About(Section):
     seed: int = 0
     rounds: int = Field(default=40, gt=0)
     device: str = "cpu"
+    track: Literal["tensorboard", "mlflow"] | None = None
 
 
 class Data(Section):
@@ -141,12 +142,25 @@ class Study(Section):
     method: MethodParts = MethodParts()
     training: TrainingKeys = TrainingKeys()
     compare: Compare = Compare()
+    sweep: dict[str, Any] = {}
     deployment: Deployment = Deployment()
 
-    def federation(self) -> Federation:
-        """Load the data, deal it to clients, give them their budgets."""
+    def source(self) -> Dataset | None:
+        """The records before they are dealt to clients; None where files belong to clients already (a schema)."""
+        return None if self.data.table_schema is not None else self._load()
+
+    def _load(self) -> Dataset:
         d = self.data
-        seed = self.study.seed if d.seed is None else d.seed
+        found = data.load(d.name, folder=d.folder, **d.options)
+        return found if d.records is None else found.subset(d.records, self._data_seed)
+
+    @property
+    def _data_seed(self) -> int:
+        return self.study.seed if self.data.seed is None else self.data.seed
+
+    def federation(self, source: Dataset | None = None) -> Federation:
+        """Load the data (or take ``source``, what ``self.source()`` gave), deal it to clients, give them budgets."""
+        d, seed = self.data, self._data_seed
         if d.table_schema is not None:
             if d.partition not in (None, "natural"):
                 raise BadInput(
@@ -156,9 +170,7 @@ class Study(Section):
                 d.folder or d.name, d.table_schema, test=d.test, seed=seed, invalid=d.invalid, central=d.central
             )
         else:
-            source = data.load(d.name, folder=d.folder, **d.options)
-            if d.records is not None:
-                source = source.subset(d.records, seed)
+            source = self._load() if source is None else source
             keys = ("beta", "shards", "max_classes", "similarity", "sizes")
             given = {key: getattr(d, key) for key in keys if getattr(d, key) is not None}
             clients = source.partition(
@@ -205,6 +217,11 @@ class Study(Section):
             "seed": self.study.seed,
             **self.training.model_dump(exclude_none=True),
         }
+
+    def table(self) -> dict[str, Any]:
+        """What the file said, without ``[sweep]``: a table of tables that ``make_study`` reads."""
+        said: dict[str, Any] = self.model_dump(by_alias=True, exclude_unset=True, exclude={"sweep"})
+        return said
 
 
 def read_study(path: Path, settings: Sequence[str] = ()) -> Study:

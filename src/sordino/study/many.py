@@ -2,43 +2,59 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from sordino import methods
+from sordino.client.rows import Records
 from sordino.engine.checkpoint import Checkpoint
 from sordino.engine.simulate import Setup
 from sordino.engine.together import simulate_together
+from sordino.errors import BadInput
 from sordino.privacy.gate import Gate
 from sordino.privacy.generators import Keyed
 from sordino.privacy.ledger import Ledger
+from sordino.study.folder import Folder
 from sordino.study.result import build_result
 from sordino.study.run import Prepared, Run, make_setup, open_accounts, torch_device
 
 
 def train_together(
-    runs: Sequence[Prepared], device: str = "auto", watch: Callable[[int], None] = lambda number: None
+    runs: Sequence[Prepared],
+    device: str = "auto",
+    watch: Callable[[int], None] = lambda number: None,
+    folders: Sequence[Folder] | None = None,
+    name: str | None = None,
 ) -> list[Run]:
     """Train prepared runs in one stack; each ends as ``sd.train`` would end it, up to rounding.
 
-    The runs must come from one federation's records and one model; see ``engine.together``.
+    The runs must have one model in common and records of one shape; see ``engine.together``. With ``folders``, each
+    run's result, model and ledger are put into its folder when the stack is done: whole, or not at all. ``name``
+    is what to call the study in reports.
     """
     where = torch_device(device)
     lead = runs[0]
     setups: list[Setup] = []
     states: list[Checkpoint] = []
     books: list[Ledger] = []
-    names = [uuid.uuid4().hex for _ in runs]
+    held: dict[tuple[int, ...], Records] = {}
+    _check(runs)
+    names = [uuid.uuid4().hex for _ in runs] if folders is None else [folder.run for folder in folders]
     with tempfile.TemporaryDirectory(prefix="sordino-") as scratch:
-        for name, ready in zip(names, runs):
+        for run, ready in zip(names, runs):
             private = ready.plan.method.private
-            book = Ledger(Path(scratch) / f"{name}.db", durable=False)
-            payable = open_accounts(book, ready.plan, name) if private else {}
-            gate = Gate(book if private else None, Keyed(ready.key), name)
-            held = setups[0].records if setups else None
-            setup = make_setup(replace(ready, engine=lead.engine), gate, payable, where, held)
+            book = Ledger(Path(scratch) / f"{run}.db", durable=False)
+            payable = open_accounts(book, ready.plan, run) if private else {}
+            plan = methods.adapt(ready.plan, payable, lead.engine.dimension, ready.seed)
+            gate = Gate(book if private else None, Keyed(ready.key), run)
+            source = tuple(id(part) for part in (ready.clients.x, ready.clients.y, ready.clients.valid))
+            ready = replace(ready, plan=plan, engine=lead.engine)
+            setup = make_setup(ready, gate, payable, where, held.get(source))
+            held[source] = setup.records
             setups.append(replace(setup, key=ready.key, work=replace(setup.work, stack=True)))
             first = ready.engine.flatten(ready.template).to(where)
             states.append(Checkpoint(0, first, first))
@@ -46,9 +62,26 @@ def train_together(
         for number in simulate_together(setups, states):
             watch(number)
         done = []
-        for name, ready, setup, state, book in zip(names, runs, setups, states, books):
+        for place, (run, ready, setup, state, book) in enumerate(zip(names, runs, setups, states, books)):
             kept = book if ready.plan.method.private else None
-            result = build_result(ready.study, ready.plan, state, kept, name, ready.seed, setup.observer)
+            study = ready.study if name is None else {"name": name, **ready.study}
+            result = build_result(study, setup.plan, state, kept, run, ready.seed, setup.observer)
+            if kept is not None:
+                kept.close_run(run)
             book.close()
             done.append(Run(result, state.shown.detach().cpu(), ready.template))
+            if folders is not None:
+                for part in Path(scratch).glob(f"{run}.db*"):  # the ledger, and the anchor that lies beside it
+                    shutil.move(part, folders[place].path / part.name.replace(f"{run}.db", "ledger.db"))
+                folders[place].finish(result, done[-1].weights)
     return done
+
+
+def _check(runs: Sequence[Prepared]) -> None:
+    for one in runs:
+        for key in ("model", "loss"):
+            if one.study[key] != runs[0].study[key]:
+                raise BadInput(
+                    f"runs that share a stack have one {key}, and these have {runs[0].study[key]!r} and "
+                    f"{one.study[key]!r}: train them apart"
+                )

@@ -8,6 +8,9 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+SHOWN = 8
+"""Finished runs whose lines stay on the screen."""
+
 
 class Live:
     """A live progress line per run; plain lines every few rounds when the output is not a terminal."""
@@ -37,6 +40,8 @@ class Live:
 
     def watch(self, name: str, seed: int, rounds: int) -> Any:
         """A callback that shows one run's rounds."""
+        for done in [one for one in self.bars.tasks if one.finished][:-SHOWN]:
+            self.bars.update(done.id, visible=False)
         task = self.bars.add_task(f"{name} (seed {seed})", total=rounds, seen="")
         every = max(1, rounds // 5)
 

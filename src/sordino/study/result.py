@@ -19,8 +19,9 @@ from sordino.engine.checkpoint import Checkpoint, write_atomic
 from sordino.engine.evaluate import Observer, by_budget
 from sordino.errors import BadInput
 from sordino.methods import Plan
-from sordino.privacy.accounting import replace_one_epsilon
+from sordino.privacy.accounting import composed_epsilon, replace_one_epsilon
 from sordino.privacy.ledger import Ledger
+from sordino.privacy.types import Event, Scheme
 
 SCHEMA = 1
 _EPSILONS = ("epsilon", "spent_epsilon", "run_epsilon", "replace_one_epsilon")
@@ -45,7 +46,7 @@ def build_result(
         "seed": seed,
         "rounds": state.history,
         "final": final,
-        "privacy": _privacy(plan, book, run),
+        "privacy": _privacy(plan, state, book, run),
         "private": plan.method.private,
         "simulated": True,
         "seconds": state.seconds,
@@ -63,7 +64,7 @@ def versions() -> dict[str, str]:
     }
 
 
-def _privacy(plan: Plan, book: Ledger | None, run: str) -> list[dict[str, Any]]:
+def _privacy(plan: Plan, state: Checkpoint, book: Ledger | None, run: str) -> list[dict[str, Any]]:
     if book is None:
         return [
             {
@@ -78,6 +79,7 @@ def _privacy(plan: Plan, book: Ledger | None, run: str) -> list[dict[str, Any]]:
             for c in plan.clients
         ]
     spent, here = book.epsilon(), book.epsilon(run=run)
+    ends = budget_ends(plan, state, book)
     return [
         {
             "client": c.name,
@@ -88,14 +90,37 @@ def _privacy(plan: Plan, book: Ledger | None, run: str) -> list[dict[str, Any]]:
             "replace_one_epsilon": replace_one_epsilon(book.spent(c.name), c.budget.delta),
             "adjacency": str(c.budget.adjacency),
             "sampling": str(c.terms.sampling.scheme),
-            "accountant": "pld",
+            "accountant": accountant_used(book.spent(c.name) or [c.terms.event]),
             "releases": [
                 {"what": e.what, "rate": e.sampling.rate, "noise": e.noise, "count": e.count}
                 for e in book.run_events(c.name, run)
             ],
+            "budget_ends": ends[c.name],
         }
         for c in plan.clients
     ]
+
+
+def accountant_used(events: list[Event]) -> str:
+    """What the ledger's tight accountant is for these releases: PLD has no fixed-size batches, full ones are exact."""
+    schemes = {event.sampling.scheme for event in events}
+    if Scheme.FIXED in schemes:
+        return "rdp-tightened"
+    return "gaussian-exact" if schemes == {Scheme.FULL} else "pld"
+
+
+def budget_ends(plan: Plan, state: Checkpoint, book: Ledger) -> dict[str, int | None]:
+    """By client: the round after which its budget cannot pay another turn; 0 when it never could pay one.
+
+    None where the budget outlasts the run, or never ends (public data).
+    """
+    last = {name: record["round"] for record in state.history for name in record["participants"]}
+    bounded = [c for c in plan.clients if not c.budget.is_public]
+    another = [[*book.spent(c.name), c.terms.event, *(one.event for one in c.asks)] for c in bounded]
+    budgets = [book.account(c.name).budget for c in bounded]
+    costs = composed_epsilon(another, [b.delta for b in budgets]) if bounded else ()
+    over = {c.name for c, b, cost in zip(bounded, budgets, costs) if cost > b.epsilon}
+    return {c.name: last.get(c.name, 0) if c.name in over else None for c in plan.clients}
 
 
 def _plain(value: Any) -> Any:

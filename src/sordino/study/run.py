@@ -26,6 +26,8 @@ from sordino.client.turn import Work
 from sordino.data import Federation
 from sordino.engine.checkpoint import Checkpoint
 from sordino.engine.evaluate import Observer
+from sordino.engine.mapped import make_records
+from sordino.engine.sharded import Shard
 from sordino.engine.simulate import Setup, simulate
 from sordino.engine.threads import threads_for_step
 from sordino.errors import BadInput
@@ -123,6 +125,7 @@ def prepare(
     model_options: dict[str, Any] | None,
     training: dict[str, Any],
     noises: Sequence[Sequence[Sequence[float]]] | None = None,
+    precision: str = "float32",
 ) -> Prepared:
     """Check the arguments against each other, build the model, make the plan. Touches no record."""
     chosen = methods.get(method)
@@ -139,7 +142,9 @@ def prepare(
     template = models.build(model, clients.shape, clients.classes, seed, **options)
     models.check(template, clients.shape, clients.classes)
     loss = "cross-entropy" if clients.task == "classification" else "half-squared-error"
-    engine = gradients.build(template, loss)
+    if precision not in {"float32", "mixed"}:
+        raise BadInput(f"precision {precision!r} is unknown: use float32 or mixed")
+    engine = gradients.build(template, loss, mixed=precision == "mixed")
     plan = methods.make_plan(chosen, settings, population, engine.dimension, seed, noises)
     study = {
         "data": clients.description,
@@ -155,6 +160,7 @@ def prepare(
         "loss": loss,
         "method": {"name": chosen.name, **chosen.describe()},
         "training": asdict(settings),
+        "precision": precision,
     }
     return Prepared(clients, template, engine, plan, json.loads(to_json(study)), seed)
 
@@ -188,6 +194,7 @@ def train(
     callbacks: Sequence[Callback] = (),
     model_options: dict[str, Any] | None = None,
     name: str | None = None,
+    precision: str = "float32",
     **training: Any,
 ) -> Run:
     """Train one model together, every client under its own budget.
@@ -201,20 +208,33 @@ def train(
     ledger: a ledger file that is cumulative over runs; default: a fresh one in the run folder.
     callbacks: called with each round's record.
     name: what to call the study in reports.
+    precision: ``"mixed"`` lets a GPU compute activations in TF32; gradients of parameters and norms never are.
     training: keys of ``Training``: batch or rate, steps or epochs, lr, clip, sampling, select, ….
 
     Guarantees
     ----------
     Every release is charged to the ledger before its noise is drawn; no client's spent ε exceeds its budget.
     """
+    shard = Shard.now()
+    if shard is not None and resume:
+        raise BadInput("a run over several processes cannot be resumed: resume it in one, or start it afresh")
+    if shard is not None and not shard.first:
+        out = ledger = None
     noises = planned_noises(Path(out)) if out is not None and resume else None
-    ready = prepare(clients, model, method, seed, model_options, {"rounds": rounds, **training}, noises)
+    ready = prepare(clients, model, method, seed, model_options, {"rounds": rounds, **training}, noises, precision)
     folder = None if out is None else Folder.open(Path(out), ready.study, ready.plan, seed, resume)
     with tempfile.TemporaryDirectory(prefix="sordino-") as scratch:
         where = Path(ledger) if ledger else (folder.ledger if folder else Path(scratch) / "ledger.db")
         with Ledger(where, durable=bool(ledger or folder)) as book:
             done = _train(ready, book, folder, torch_device(device), callbacks, name)
     return done
+
+
+def train_prepared(ready: Prepared, device: str = "cpu", callbacks: Sequence[Callback] = ()) -> Run:
+    """Train a prepared run with a ledger of its own that ends with it, as ``train`` does without a folder."""
+    scratch = tempfile.TemporaryDirectory(prefix="sordino-")
+    with scratch as folder, Ledger(Path(folder) / "ledger.db", durable=False) as book:
+        return _train(ready, book, None, torch_device(device), callbacks, None)
 
 
 def _train(
@@ -228,10 +248,16 @@ def _train(
     private = ready.plan.method.private
     run = folder.run if folder else uuid.uuid4().hex
     payable = open_accounts(book, ready.plan, run) if private else {}
+    shard = Shard.now()
+    payable = payable if shard is None else shard.same(payable)
     plan = methods.adapt(ready.plan, payable, ready.engine.dimension, ready.seed)
     ready = replace(ready, plan=plan)
     gate = Gate(book if private else None, Keyed(ready.key), run)
-    setup = make_setup(ready, gate, payable, device)
+    setup = replace(make_setup(ready, gate, payable, device), shard=shard)
+    if shard is not None and folder is not None and setup.work.local.state:
+        raise BadInput(
+            f"{plan.method.name!r} keeps state at clients, which a checkpoint of one process of several lacks"
+        )
     state = folder.checkpoint(device) if folder else None
     if state is None:
         first = ready.engine.flatten(ready.template).to(device)
@@ -269,12 +295,12 @@ def make_setup(
 ) -> Setup:
     """Put data, engine, gate and observer together; ``records`` where another run has them on the device already."""
     clients, plan = ready.clients, ready.plan
-    valid = None if clients.valid.all() else torch.from_numpy(clients.valid).to(device)
+    ready.engine.module.to(device)  # what it holds fixed; weights come with every call
     if records is None:
-        records = Records(torch.from_numpy(clients.x).to(device), torch.from_numpy(clients.y).to(device), valid)
+        records = make_records(clients.x, clients.y, clients.valid, device)
     central = None
     if clients.central is not None:
-        central = Records(*(torch.from_numpy(one).to(device) for one in clients.central))
+        central = make_records(*clients.central, np.ones(len(clients.central[1]), bool), device)
     held = [test if len(test) else train for test, train in zip(clients.test, clients.train)]
     also = tuple(one.question for one in plan.method.ask if one.batch == "step")
     work = Work(ready.engine, plan.method.clip, plan.method.local, also, stack=device.type == "cuda")

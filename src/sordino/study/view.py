@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from rich.table import Table
 
 from sordino.client.gradients import LayerPlan
 from sordino.methods import Plan
-from sordino.study.choice import describe_choice, show_choice
+from sordino.study.choice import describe_choice, last_turns, show_choice
 
 SHOWN = 30
 """Clients listed in the terminal."""
@@ -27,9 +28,12 @@ class PlanView:
     layers: list[LayerPlan]
     seed: int = 0
 
-    @property
+    @cached_property
     def clients(self) -> list[dict[str, Any]]:
-        """Per client: records, budget, rate, steps, turns, noise, planned ε, noise over the largest signal."""
+        """Per client: records, budget, rate, steps, turns, noise, planned ε, noise over the largest signal.
+
+        ``last_round`` is the last round whose turn the budget pays for: after it the client is not asked again.
+        """
         ratios = self.plan.noise_to_signal(self.dimension)
         return [
             {
@@ -44,8 +48,9 @@ class PlanView:
                 "noise": c.noise,
                 "planned_epsilon": c.epsilon,
                 "noise_to_signal": float(r),
+                "last_round": last,
             }
-            for c, r in zip(self.plan.clients, ratios)
+            for c, r, last in zip(self.plan.clients, ratios, last_turns(self.plan))
         ]
 
     @property
@@ -107,7 +112,18 @@ class PlanView:
         yield f"[bold]{plan.method.name}[/bold]: {plan.method.summary or 'a method of your own'}"
         yield "  " + ", ".join(f"{part} [cyan]{name}[/cyan]" for part, name in plan.method.describe().items())
         table = Table(title=f"{len(plan.clients)} clients, {plan.training.rounds} rounds", header_style="bold")
-        for column in ("client", "n", "ε", "δ", "rate", "steps×turns", "noise z", "planned ε", "noise/signal"):
+        for column in (
+            "client",
+            "n",
+            "ε",
+            "δ",
+            "rate",
+            "steps×turns",
+            "last round",
+            "noise z",
+            "planned ε",
+            "noise/signal",
+        ):
             table.add_column(column, justify="left" if column == "client" else "right")
         for c in self.clients[:SHOWN]:
             planned = "∞" if math.isinf(c["planned_epsilon"]) else f"{c['planned_epsilon']:.4g}"
@@ -118,6 +134,7 @@ class PlanView:
                 f"{c['delta']:.0e}",
                 f"{c['rate']:.4g}",
                 f"{c['steps']}×{c['turns']}",
+                str(c["last_round"] or "–"),
                 f"{c['noise']:.3f}",
                 planned,
                 f"{c['noise_to_signal']:.2f}",

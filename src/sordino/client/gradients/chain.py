@@ -13,6 +13,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from sordino.client.gradients import fused
+from sordino.client.gradients.convolution import ConvLayer
 from sordino.client.gradients.patches import Geometry, Pair
 from sordino.client.gradients.shadow import padding_before
 from sordino.client.gradients.tape import Layer, Saved, Tape, Workspace
@@ -88,6 +90,58 @@ class MaxPool:
         dx = image(tape.scratch, f"{self.name}/dx", tuple(x.shape), x, x.dtype)
         torch.ops.aten.max_pool2d_with_indices_backward.grad_input(dy, x, *self._places(), index, grad_input=dx)
         return dx
+
+
+@dataclass(frozen=True)
+class RectifiedPool:
+    """The largest of every window, then max(·, 0); one kernel where there is one."""
+
+    pool: MaxPool
+    relu: Relu
+
+    def forward(self, x: Tensor, tape: Tape) -> tuple[Tensor, Saved]:
+        """One after the other, or both at once."""
+        if fused.serves(x):
+            out, taken = fused.pooled(x, self.pool.geometry)
+            return out, (x, taken)
+        largest, (x, places) = self.pool.forward(x, tape)
+        out, _ = self.relu.forward(largest, tape)
+        return out, (x, places, out)
+
+    def backward(self, dy: Tensor, saved: Saved, tape: Tape, further: bool) -> Tensor:
+        """dy where the largest value was, if that was positive."""
+        x, places = saved[:2]
+        if places.dtype == torch.uint8:
+            return fused.pooled_back(dy, places, (x.shape[2], x.shape[3]), self.pool.geometry)
+        return self.pool.backward(self.relu.backward(dy, saved[2:], tape, further), (x, places), tape, further)
+
+
+@dataclass(frozen=True)
+class ConvolvedPool:
+    """A convolution and the rectified pool after it; one kernel where there is one."""
+
+    convolution: Trained
+    pool: RectifiedPool
+
+    def forward(self, x: Tensor, tape: Tape) -> tuple[Tensor, Saved]:
+        """One after the other, or both at once."""
+        layer, geometry = self.convolution.layer, self.pool.pool.geometry
+        if isinstance(layer, ConvLayer) and layer.pools(x, tape, geometry):
+            out, saved = layer.forward_pooled(x, tape, geometry.kernel[0])
+            tape.volume += out.numel() * geometry.taps
+            return out, saved
+        between, first = self.convolution.forward(x, tape)
+        out, second = self.pool.forward(between, tape)
+        return out, (*first, *second)
+
+    def backward(self, dy: Tensor, saved: Saved, tape: Tape, further: bool) -> Tensor:
+        """Back through the pool, then through the convolution."""
+        layer, geometry = self.convolution.layer, self.pool.pool.geometry
+        if isinstance(layer, ConvLayer) and layer.pools(saved[0], tape, geometry):
+            return layer.backward_pooled(dy, saved, tape, geometry, further)
+        own = 2 if saved[-1].dtype == torch.uint8 else 3
+        between = self.pool.backward(dy, saved[-own:], tape, True)
+        return self.convolution.backward(between, saved[:-own], tape, further)
 
 
 def image(scratch: Workspace, key: str, shape: tuple[int, ...], like: Tensor, dtype: torch.dtype) -> Tensor:
@@ -184,7 +238,22 @@ def chain_of(model: nn.Module, layers: list[Layer]) -> Chain | None:
             stages.append(Other(padding) if trained else Fixed(padding))
         trained.append(len(stages))
         stages.append(Trained(by_name[name]))
-    return Chain(tuple(stages), trained[0]) if len(trained) == len(layers) else None
+    return Chain(_joined(stages), trained[0]) if len(trained) == len(layers) else None
+
+
+def _joined(stages: list[Stage]) -> tuple[Stage, ...]:
+    """The same stages; a pool and the rectifier after it as one, and with a convolution before them."""
+    kept: list[Stage] = []
+    for stage in stages:
+        last = kept[-1] if kept else None
+        if not (isinstance(stage, Relu) and isinstance(last, MaxPool) and last.geometry.taps <= fused.POOL_TAPS):
+            kept.append(stage)
+            continue
+        kept[-1] = joint = RectifiedPool(last, stage)
+        before = kept[-2] if len(kept) > 1 else None
+        if isinstance(before, Trained) and isinstance(before.layer, ConvLayer):
+            kept[-2:] = [ConvolvedPool(before, joint)]
+    return tuple(kept)
 
 
 def _in_order(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:

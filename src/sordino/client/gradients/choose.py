@@ -14,7 +14,7 @@ from sordino.client.gradients.fast import Fast
 from sordino.client.gradients.layout import layout_of, view_of
 from sordino.client.gradients.losses import Loss, loss_by_name
 from sordino.client.gradients.rules import Unsupported
-from sordino.client.gradients.types import Engine, Graded, LayerPlan, Slot, evaluating
+from sordino.client.gradients.types import Engine, Graded, LayerPlan, Slot, evaluating, precise
 from sordino.errors import BadInput
 from sordino.models import refuse_batch_statistics, refuse_tied_weights
 
@@ -23,7 +23,9 @@ from sordino.models import refuse_batch_statistics, refuse_tied_weights
 AGREEMENT = {"losses": 1e-4, "norms": 1e-4, "sums": 1e-2}
 
 
-def build(model: nn.Module, loss: str, kind: str = "auto", shape: tuple[int, ...] | None = None) -> Engine:
+def build(
+    model: nn.Module, loss: str, kind: str = "auto", shape: tuple[int, ...] | None = None, mixed: bool = False
+) -> Engine:
     """An engine for a model and a loss.
 
     Parameters
@@ -37,6 +39,9 @@ def build(model: nn.Module, loss: str, kind: str = "auto", shape: tuple[int, ...
         pair of records, else *exact*; or one of them by name.
     shape
         Shape of one record, to compare now rather than at the first call; ``describe`` is then final.
+    mixed
+        Let a GPU compute activations in TF32 (a tenth of a percent), never gradients of parameters and norms: what is
+        summed is still clipped by its own exact norm.
 
     Guarantees
     ----------
@@ -50,7 +55,7 @@ def build(model: nn.Module, loss: str, kind: str = "auto", shape: tuple[int, ...
     if kind == "exact":
         return Exact(model, per_record, "asked for")
     try:
-        engine = Checked(Fast(model, per_record), model, per_record, fallback=kind == "auto")
+        engine = Checked(Fast(model, per_record, mixed=mixed), model, per_record, fallback=kind == "auto")
     except Unsupported as reason:
         if kind == "fast":
             raise BadInput(f"the fast gradient engine cannot serve this model: {reason}; use kind='auto'") from reason
@@ -70,7 +75,8 @@ class Checked:
     model: nn.Module
     loss: Loss
     fallback: bool
-    settled: bool = False
+    settled: frozenset[str] = frozenset()
+    """On which kinds of device the comparison was made: kernels differ from one to the other."""
 
     @property
     def module(self) -> nn.Module:
@@ -106,19 +112,19 @@ class Checked:
 
     def __call__(self, params: Tensor, x: Tensor, y: Tensor, mask: Tensor | None = None) -> Graded:
         """Grade rows of records, each row under its own parameters."""
-        if not self.settled and y.numel():
+        if y.device.type not in self.settled and y.numel():
             self.settle(params[0], x[0], y[0])
         return self.engine(params, x, y, mask)
 
     def shared(self, params: Tensor, x: Tensor, y: Tensor, rows_of: Tensor, rows: int) -> Graded:
         """Grade a ragged batch under one vector of parameters."""
-        if not self.settled and y.numel():
+        if y.device.type not in self.settled and y.numel():
             self.settle(params, x, y)
         return self.engine.shared(params, x, y, rows_of, rows)
 
     def losses(self, params: Tensor, x: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
         """Per-record losses, forward only."""
-        if not self.settled and y.numel():
+        if y.device.type not in self.settled and y.numel():
             self.settle(params[0], x[0], y[0])
         return self.engine.losses(params, x, y, mask)
 
@@ -131,11 +137,18 @@ class Checked:
     def settle(self, params: Tensor, x: Tensor, y: Tensor) -> None:
         """Compare with plain autograd on two records like ``x``; take the exact engine, or refuse, on a difference."""
         # Under weights that are not finite nothing can be compared, and no record contributes anyway.
-        if self.settled or not bool(params.isfinite().all()):
+        kind = y.device.type
+        if kind in self.settled or not bool(params.isfinite().all()):
             return
-        records, labels = _two_like(x, y)
-        reason = disagreement(self.engine, self.model, self.loss, params, records, labels)
-        if reason:
+        records, labels = _two_like(x, y, 0)
+        model = self.model if kind == "cpu" else copy.deepcopy(self.model).to(y.device)
+        allowed, self.engine.mixed = self.engine.mixed, False
+        reason = disagreement(self.engine, model, self.loss, params, records, labels)
+        if reason and kind != "cpu":
+            # Float64 has no kernels of its own to compare; other records have other edges.
+            records, labels = _two_like(x, y, 1)
+            reason = disagreement(self.engine, model, self.loss, params, records, labels)
+        elif reason:
             # An activation on the edge may change sides by rounding; in float64 none does.
             wide = copy.deepcopy(self.model).double()
             floats = [each.double() if each.is_floating_point() else each for each in (params, records, labels)]
@@ -144,7 +157,8 @@ class Checked:
             raise BadInput(f"the fast gradient engine cannot serve this model: {reason}; use kind='auto'")
         if reason:
             self.engine = Exact(self.model, self.loss, reason)
-        self.settled = True
+        self.settled |= {kind}
+        self.engine.mixed = allowed
 
 
 def disagreement(engine: Engine, model: nn.Module, loss: Loss, params: Tensor, x: Tensor, y: Tensor) -> str | None:
@@ -153,15 +167,18 @@ def disagreement(engine: Engine, model: nn.Module, loss: Loss, params: Tensor, x
     Both sides run in evaluation mode, so that dropout does not blur the comparison.
     """
     try:
-        with evaluating(engine.module), evaluating(model):
-            graded = engine.shared(params, x, y, torch.zeros(len(y), dtype=torch.long), 1)
-            total = graded.pull(torch.ones_like(graded.norms))[0]
+        with evaluating(engine.module), evaluating(model), precise():
+            if x.device.type == "cpu":
+                graded = engine.shared(params, x, y, torch.zeros(len(y), dtype=torch.long), 1)
+            else:  # where rows are stacked
+                graded = engine(params.expand(len(y), -1), x.unsqueeze(1), y.unsqueeze(1))
+            total = graded.pull(torch.ones_like(graded.norms)).sum(0)
             losses, norms, sums = plain_sums(model, loss, params, x, y)
     except Unsupported as reason:
         return str(reason)
     except RuntimeError as error:
         return f"it could not be compared with plain autograd: {str(error).splitlines()[0]}"
-    gaps = {"losses": _gap(graded.losses, losses), "norms": _gap(graded.norms, norms)}
+    gaps = {"losses": _gap(graded.losses.flatten(), losses), "norms": _gap(graded.norms.flatten(), norms)}
     apart = torch.stack(
         [(total[slot.offset : slot.offset + slot.size] - sums[slot.name]).norm() for slot in engine.layout]
     )
@@ -196,10 +213,10 @@ def plain_sums(
     return torch.stack(losses), torch.stack(norms), sums
 
 
-def _two_like(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+def _two_like(x: Tensor, y: Tensor, seed: int) -> tuple[Tensor, Tensor]:
     """Two records at random where they are numbers, so that no client's values decide; else the first one twice."""
     labels = y[:1].expand(2, *y.shape[1:])
     if not x.is_floating_point():
         return x[:1].expand(2, *x.shape[1:]), labels
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(seed)
     return torch.randn((2, *x.shape[1:]), generator=generator, dtype=x.dtype).to(x.device), labels

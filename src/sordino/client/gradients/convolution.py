@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sordino.client.gradients import ways
+from sordino.client.gradients import fused, ways
 from sordino.client.gradients.linear import squared_norms
 from sordino.client.gradients.patches import Geometry, Pair, last_padded, patches_view, scattered
 from sordino.client.gradients.segments import Segments
@@ -40,6 +40,7 @@ class ConvLayer:
         self.groups = module.groups
         self.inputs, self.outputs = module.in_channels, module.out_channels
         self.way: ways.Way | None = None
+        self._way_on = ""
 
     def _pair(self, values: tuple[int, ...], filler: int) -> Pair:
         return (filler, values[0]) if self.one_axis else (values[0], values[1])
@@ -60,11 +61,12 @@ class ConvLayer:
     def forward(self, x: Tensor, tape: Tape) -> tuple[Tensor, Saved]:
         """Native convolution; products of patches where weights are stacked or the input has a single channel."""
         x4 = x.unsqueeze(-2) if self.one_axis else x
-        if self.way is None:
-            self.way = ways.choose(self.geometry, self.inputs, self.outputs, self.groups, x4.shape[-2:])
+        self._choose(x4)
         weight, bias = self._weight(tape), self._bias(tape)
         saved: Saved = (x4,)
-        if tape.stacked:
+        if tape.stacked and self._fused(x4):
+            out, _ = fused.forward(x4, weight, bias, self.geometry, tape)
+        elif tape.stacked:
             out, saved = self._stacked_forward(x4, weight, bias)
         elif isinstance(self.way, ways.Planes) and self.inputs == 1 and x4.device.type == "cpu":
             out, saved = self.way.forward(self.name, x4, weight, bias, tape.scratch)
@@ -80,7 +82,10 @@ class ConvLayer:
         """Native backward for the input alone."""
         dy4 = dy.unsqueeze(-2) if self.one_axis else dy
         weight = self._weight(tape)
-        if tape.stacked:
+        if tape.stacked and self._fused(dy4):
+            size = (saved[0].shape[2], saved[0].shape[3])
+            dx = fused.input_gradient(dy4, weight, size, self.geometry, tape)
+        elif tape.stacked:
             dx = self._stacked_input_gradient(dy4, saved[0], weight)
         else:
             geometry = self.geometry
@@ -98,6 +103,41 @@ class ConvLayer:
                 [True, False, False],
             )[0]
         return dx.squeeze(-2) if self.one_axis else dx
+
+    def _fused(self, x: Tensor) -> bool:
+        return self.groups == 1 and fused.serves(x)
+
+    def pools(self, x: Tensor, tape: Tape, pool: Geometry) -> bool:
+        """Whether a rectified pool of this geometry can be taken in the same kernel."""
+        side = pool.kernel[0]
+        plain = pool == Geometry((side, side), (side, side), (0, 0), (1, 1))
+        return plain and side in (2, 4) and tape.stacked and not self.one_axis and self._fused(x)
+
+    def forward_pooled(self, x: Tensor, tape: Tape, pool: int) -> tuple[Tensor, Saved]:
+        """Convolution, the largest of each pool × pool window, rectified; and which it was."""
+        self._choose(x)
+        weight, bias = self._weight(tape), self._bias(tape)
+        out, taken = fused.forward(x, weight, bias, self.geometry, tape, pool)
+        return out, (x, taken)
+
+    def backward_pooled(self, dy: Tensor, saved: Saved, tape: Tape, pool: Geometry, further: bool) -> Tensor:
+        """Record the layer from the gradient of its pooled output; differentiate its input where asked."""
+        x, taken = saved
+        if not further and self.weight_slot is not None and isinstance(self.way, fused.Fused):
+            flat = dy.permute(0, 2, 3, 1).flatten(1, 2)
+            self.way.record_pooled(self.name, x, flat, taken, pool.kernel[0], tape)
+            self._record_bias(flat, tape)
+            return dy
+        size = self.geometry.output(x.shape[2], x.shape[3])
+        spread = fused.pooled_back(dy, taken, size, pool)
+        dx = self.input_gradient(spread, (x,), tape) if further else dy
+        self.record(spread, (x,), tape)
+        return dx
+
+    def _choose(self, x: Tensor) -> None:
+        if self.way is None or self._way_on != x.device.type:
+            self.way = ways.choose(self.geometry, self.inputs, self.outputs, self.groups, x)
+            self._way_on = x.device.type
 
     def _stacked_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Saved]:
         """Patches times weights, row by row in one batched product."""
@@ -138,9 +178,13 @@ class ConvLayer:
         last = dy4.flatten(2).transpose(1, 2)
         if self.weight_slot is not None:
             self.way.record(self.name, saved, last, tape)
+        self._record_bias(last, tape)
+
+    def _record_bias(self, last: Tensor, tape: Tape) -> None:
         if self.bias_slot is not None:
-            shift = last.sum(1)
-            tape.hold(self.name, "bias", shift)
+            shift = tape.room(self.name, "bias", (self.outputs,), last)
+            if not isinstance(self.way, fused.Fused):
+                torch.sum(last, 1, out=shift)
             tape.squares.append(squared_norms(shift))
 
     def pull(self, factors: Tensor, held: Held, segments: Segments, sums: Sums) -> None:

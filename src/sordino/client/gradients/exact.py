@@ -12,7 +12,7 @@ from torch.func import functional_call, grad_and_value, vmap
 from sordino.client.gradients.layout import dimension_of, flatten, layout_of, load, view_of
 from sordino.client.gradients.losses import Loss
 from sordino.client.gradients.segments import Segments
-from sordino.client.gradients.types import Graded, LayerPlan, Slot, evaluating
+from sordino.client.gradients.types import Graded, LayerPlan, Slot, evaluating, precise
 
 Named = dict[str, Tensor]
 KEPT_BYTES = 256 * 2**20
@@ -27,6 +27,7 @@ class Exact:
 
     def __init__(self, model: nn.Module, loss: Loss, reason: str, kept_bytes: int = KEPT_BYTES) -> None:
         self.module = copy.deepcopy(model)
+        self.mixed = False
         self._loss = loss
         self._reason = reason
         self._kept_bytes = kept_bytes
@@ -104,7 +105,8 @@ class Exact:
             named = self._named(params[row].detach())
             for first in range(start, stop, most):
                 part = slice(first, min(stop, first + most))
-                grads, losses = self._per_record(named, x[part], y[part])
+                with precise():
+                    grads, losses = self._per_record(named, x[part], y[part])
                 yield row, part, [grads[slot.name].detach().flatten(1) for slot in self._slots], losses.detach()
 
     def _grade(self, params: Tensor, x: Tensor, y: Tensor, segments: Segments) -> Graded:

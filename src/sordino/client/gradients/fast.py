@@ -9,19 +9,22 @@ from torch import Tensor, nn
 
 from sordino.client.gradients.chain import chain_of
 from sordino.client.gradients.convolution import ConvLayer
+from sordino.client.gradients.graphs import Graphs
 from sordino.client.gradients.layout import dimension_of, flatten, layout_of, load
 from sordino.client.gradients.losses import Loss
 from sordino.client.gradients.rules import refuse_reuse
 from sordino.client.gradients.segments import Segments
 from sordino.client.gradients.shadow import shadow_of
 from sordino.client.gradients.tape import Batch, Layer, Recorded, Sums, Tape, Workspace
-from sordino.client.gradients.types import Graded, LayerPlan, Slot, evaluating
+from sordino.client.gradients.types import Graded, LayerPlan, Slot, evaluating, precise
 
 BLOCK_BYTES = 12 * 2**20
 SMALLEST_BLOCK = 16
 WEIGHT_READS = 1
 ACTIVATIONS = 4  # a layer's output, its activation, their gradients
 Window = tuple[Tensor, int, int]
+PER_RECORD = {"grads", "weight", "bias"}
+"""Held keys that only ``Segments.weighted`` reads."""
 
 
 class Fast:
@@ -30,18 +33,21 @@ class Fast:
     A chain of modules goes back by its own stages, any other model by autograd.
 
     On a CPU a model with convolutions passes over a batch in blocks of records with common weights whose activations
-    fit the cache; elsewhere rows are stacked (``stack`` overrides the choice). Buffers are reused from call to call, so
-    an engine serves one thread.
+    fit the cache; elsewhere rows are stacked (``stack`` overrides the choice). ``mixed`` lets a GPU compute the
+    activations of stacked convolutions in TF32; gradients of parameters and norms never are. Buffers are reused from
+    call to call, so an engine serves one thread.
     """
 
-    def __init__(self, model: nn.Module, loss: Loss, stack: bool | None = None) -> None:
+    def __init__(self, model: nn.Module, loss: Loss, stack: bool | None = None, mixed: bool = False) -> None:
         self._slots = layout_of(model)
         self._loss = loss
         self.module, self._layers = shadow_of(model, self._slots, self._run_layer)
         self._chain = chain_of(self.module, self._layers)
         self._convolves = any(isinstance(layer, ConvLayer) for layer in self._layers)
         self._stack = stack
+        self.mixed = mixed
         self._held, self._scratch = Workspace(), Workspace()
+        self._graphs = Graphs()
         self._tape: Tape | None = None
         self._calls = 0
         self._volume = self._kept = 0
@@ -76,8 +82,27 @@ class Fast:
 
     def __call__(self, params: Tensor, x: Tensor, y: Tensor, mask: Tensor | None = None) -> Graded:
         """Grade rows of records, each row under its own parameters."""
+        if self._chain is not None and self._stack is not False and Graphs.pays(x, y):
+            given = torch.ones(y.shape, dtype=torch.bool, device=y.device) if mask is None else mask
+            recorded = self._graphs.of(self._alone, (params, x, y, given))
+            self._calls += 1
+            ticket = self._calls
+            return recorded.grade((params, x, y, given), lambda: ticket == self._calls)
+        return self._graded(params, x, y, mask)
+
+    def _alone(self, params: Tensor, x: Tensor, y: Tensor, mask: Tensor) -> Graded:
+        """Grade in buffers that nobody else will use, and which live as long as what is graded."""
+        before = self._held, self._scratch
+        self._held, self._scratch = Workspace(), Workspace()
+        try:
+            return self._graded(params, x, y, mask)
+        finally:
+            self._held, self._scratch = before
+
+    def _graded(self, params: Tensor, x: Tensor, y: Tensor, mask: Tensor | None) -> Graded:
         segments = Segments.regular(y.shape[0], y.shape[1])
-        graded = self._grade(self._windows(params, segments), x.flatten(0, 1), y.flatten(0, 1), segments)
+        windows = self._windows(params, segments)
+        graded = self._grade(windows, x.flatten(0, 1), y.flatten(0, 1), segments, mask)
         return graded.in_rows(y.shape[:2], mask)
 
     def shared(self, params: Tensor, x: Tensor, y: Tensor, rows_of: Tensor, rows: int) -> Graded:
@@ -91,7 +116,7 @@ class Fast:
         flat_x, flat_y = x.flatten(0, 1), y.flatten(0, 1)
         out = torch.zeros(segments.records, dtype=params.dtype, device=params.device)
         for weights, start, stop in self._windows(params, segments):
-            outputs = self._evaluated(weights, flat_x, start, stop)
+            outputs = self._evaluated(weights, flat_x, start, stop, mask)
             out[start:stop] = self._loss.values(outputs, flat_y[start:stop])
         out = out.view(y.shape[:2])
         return out if mask is None else torch.where(mask, out, torch.zeros_like(out))
@@ -137,19 +162,24 @@ class Fast:
             self._tape = None
         return out
 
-    def _evaluated(self, weights: Tensor, x: Tensor, start: int, stop: int) -> Tensor:
+    def _evaluated(self, weights: Tensor, x: Tensor, start: int, stop: int, mask: Tensor | None = None) -> Tensor:
         self._calls += 1  # what a graded batch holds may lie in the buffers that are written now
-        with torch.no_grad():
-            return self._run(Tape(weights, Batch(len(x), self._held), (start, stop), self._scratch), x[start:stop])
+        lengths = _lengths(weights, stop - start, mask)
+        with torch.no_grad(), precise(self.mixed):
+            tape = Tape(weights, Batch(len(x), self._held), (start, stop), self._scratch, lengths, self.mixed)
+            return self._run(tape, x[start:stop])
 
-    def _grade(self, windows: list[Window], x: Tensor, y: Tensor, segments: Segments) -> Graded:
+    def _grade(
+        self, windows: list[Window], x: Tensor, y: Tensor, segments: Segments, mask: Tensor | None = None
+    ) -> Graded:
         self._calls += 1
         ticket = self._calls
         losses = torch.zeros(segments.records, dtype=windows[0][0].dtype, device=x.device)
         squares = torch.zeros_like(losses)
         batch = Batch(segments.records, self._held)
         for weights, start, stop in windows if segments.records else []:
-            tape = Tape(weights, batch, (start, stop), self._scratch)
+            lengths = _lengths(weights, stop - start, mask)
+            tape = Tape(weights, batch, (start, stop), self._scratch, lengths, self.mixed)
             losses[start:stop] = self._pass(tape, x[start:stop], y[start:stop])
             torch.sum(torch.stack(tape.squares), 0, out=squares[start:stop])
             self._volume = self._volume or tape.volume // (stop - start)
@@ -168,12 +198,12 @@ class Fast:
     def _pass(self, tape: Tape, x: Tensor, y: Tensor) -> Tensor:
         """Forward and back over one window: losses, everything else on the tape."""
         if self._chain is not None:
-            with torch.no_grad():
+            with torch.no_grad(), precise(self.mixed):
                 outputs, saved = self._chain.forward(_ordered(x), tape)
                 losses, slopes = self._loss.graded(outputs, y)
                 self._chain.backward(slopes, saved, tape)
             return losses
-        with torch.enable_grad():
+        with torch.enable_grad(), precise(self.mixed):
             losses = self._loss.values(self._run(tape, x), y)
             torch.autograd.grad(losses, self._anchor, torch.ones_like(losses), allow_unused=True)
         return losses.detach()
@@ -190,7 +220,8 @@ class Fast:
                 own = batch.held.get(layer.name)
                 if own is not None:
                     if scrub:
-                        own = {key: _scrubbed(each, finite) for key, each in own.items()}
+                        spared = PER_RECORD if segments.skips(out) else set()
+                        own = {key: each if key in spared else _scrubbed(each, finite) for key, each in own.items()}
                     layer.pull(factors, own, segments, sums)
 
         return pull
@@ -206,6 +237,14 @@ def _bytes_per_record(batch: Batch, volume: int) -> int:
 
 def _scrubbed(values: Tensor, finite: Tensor) -> Tensor:
     return values.masked_fill(~finite.view(-1, *[1] * (values.dim() - 1)), 0)
+
+
+def _lengths(weights: Tensor, records: int, mask: Tensor | None) -> Tensor:
+    """How many records of each row count, up to the last that the mask lets through."""
+    if weights.dim() == 1 or mask is None:
+        rows = 1 if weights.dim() == 1 else weights.shape[0]
+        return torch.full((rows,), records // rows, dtype=torch.int32, device=weights.device)
+    return (mask * torch.arange(1, mask.shape[1] + 1, dtype=torch.int32, device=mask.device)).amax(1)
 
 
 def _ordered(x: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from sordino.client.gradients.tape import Held, Saved, Sums, Tape
 from sordino.client.gradients.types import LayerPlan, Slot
 
 LONG_SUM = 2**14
+FEW_ENTRIES = 2**17
 
 
 class LinearLayer:
@@ -38,7 +39,14 @@ class LinearLayer:
             return functional.linear(x, weight, bias), (x,)
         flat = x.reshape(weight.shape[0], -1, x.shape[-1])
         transposed = weight.transpose(1, 2)
-        out = torch.bmm(flat, transposed) if bias is None else torch.baddbmm(bias.unsqueeze(1), flat, transposed)
+        cuts = _cuts(flat, weight)
+        if cuts > 1:
+            out = _cut_product(flat, weight, cuts)
+            out = out if bias is None else out.add_(bias.unsqueeze(1))
+        elif bias is None:
+            out = torch.bmm(flat, transposed)
+        else:
+            out = torch.baddbmm(bias.unsqueeze(1), flat, transposed)
         return out.view(*x.shape[:-1], -1), (x,)
 
     def input_gradient(self, dy: Tensor, saved: Saved, tape: Tape) -> Tensor:
@@ -68,6 +76,21 @@ class LinearLayer:
             segments.outer(scaled, held["x"], sums.of(self.weight_slot))
         if self.bias_slot is not None:
             segments.weighted(factors, held["dy"].sum(1), sums.of(self.bias_slot))
+
+
+def _cuts(x: Tensor, weight: Tensor) -> int:
+    """Into how many parts to cut a long product on a GPU, so that more than a few blocks work at it."""
+    rows, outputs, features = weight.shape
+    few = x.is_cuda and rows * x.shape[1] * outputs <= FEW_ENTRIES
+    return next((cuts for cuts in (16, 8, 4) if few and features % cuts == 0 and features // cuts >= 64), 1)
+
+
+def _cut_product(x: Tensor, weight: Tensor, cuts: int) -> Tensor:
+    """``x Wᵀ`` of every row as the sum of ``cuts`` products over parts of the features."""
+    rows, outputs, _ = weight.shape
+    left = x.unflatten(2, (cuts, -1)).transpose(1, 2).flatten(0, 1)
+    right = weight.unflatten(2, (cuts, -1)).transpose(1, 2).flatten(0, 1)
+    return torch.bmm(left, right.transpose(1, 2)).view(rows, cuts, -1, outputs).sum(1)
 
 
 def squared_norms(values: Tensor) -> Tensor:

@@ -9,6 +9,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from sordino.client.gradients import fused
+
 SMALL, LARGE = 2**16, 2**19
 
 
@@ -30,7 +32,8 @@ class Segments:
     @staticmethod
     def regular(rows: int, width: int) -> Segments:
         """Every row has ``width`` records."""
-        return Segments(tuple(row * width for row in range(rows + 1)), width)
+        bounds = tuple(range(0, rows * width + 1, width)) if width else (0,) * (rows + 1)
+        return Segments(bounds, width)
 
     @staticmethod
     def ragged(rows_of: Tensor, rows: int) -> Segments:
@@ -55,8 +58,15 @@ class Segments:
         """``(row, start, stop)`` of every row that has records."""
         return [(row, a, b) for row, (a, b) in enumerate(pairwise(self.bounds)) if b > a]
 
+    def skips(self, values: Tensor) -> bool:
+        """Whether :meth:`weighted` leaves a record with factor 0 unread, whatever its values."""
+        return bool(self.width) and self.rows > 1 and fused.serves(values)
+
     def weighted(self, factors: Tensor, values: Tensor, out: Tensor) -> None:
         """Σ_j factors_j · values_j per row: ``[n]``, ``[n, p]`` into ``out[rows, p]``."""
+        if self.skips(values):
+            fused.weighted(factors, values.contiguous(), out)
+            return
         if self.width and self.rows > 1:
             weights = factors.view(self.rows, 1, self.width)
             out.copy_(torch.bmm(weights, values.view(self.rows, self.width, -1)).squeeze(1))

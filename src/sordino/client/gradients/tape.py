@@ -94,6 +94,10 @@ class Tape:
         The records of this pass, ``start .. stop``.
     scratch
         Buffers that are free again after the pass.
+    lengths
+        How many records of each row count, ``[rows]`` (one row where weights are shared); the rest is padding.
+    mixed
+        Whether activations and their gradients may be computed in TF32; never gradients of parameters and norms.
     squares
         ‖g_j‖² of the window's records, ``[window]`` from every group of parameters, to be added up.
     used
@@ -106,6 +110,8 @@ class Tape:
     batch: Batch
     window: tuple[int, int]
     scratch: Workspace
+    lengths: Tensor
+    mixed: bool = False
     squares: list[Tensor] = field(default_factory=list)
     used: dict[str, int] = field(default_factory=dict)
     volume: int = 0

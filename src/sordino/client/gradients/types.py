@@ -94,10 +94,14 @@ class Graded:
             raise SordinoError("this graded batch is stale: pull before calling its engine again")
         if out is None:
             out = torch.empty(self._shape, dtype=self.norms.dtype, device=self.norms.device)
+        self.pull_into(factors, out)
+        return out
+
+    def pull_into(self, factors: Tensor, out: Tensor) -> None:
+        """The same without looking whether the batch is still the engine's last."""
         with torch.no_grad():
             # Not a product with the mask: zero times a factor that is not finite would not be zero.
             self._pull(factors.reshape(-1).masked_fill(~self._usable, 0), out)
-        return out
 
 
 class Engine(Protocol):
@@ -142,6 +146,17 @@ class Engine(Protocol):
 
     def predict(self, flat: Tensor, x: Tensor) -> Tensor:
         """Outputs of the model with parameters ``flat[d]`` for ``x[n, …]``, in evaluation mode."""
+
+
+@contextmanager
+def precise(mixed: bool = False) -> Iterator[None]:
+    """Native convolutions in float32 proper: a GPU would otherwise take TF32 for them without being asked."""
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = mixed
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
 
 
 @contextmanager

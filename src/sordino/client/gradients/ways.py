@@ -11,6 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from sordino.client.gradients import fused
 from sordino.client.gradients.linear import squared_by_gram, squared_norms, squared_outer
 from sordino.client.gradients.patches import Geometry, last_padded, patches_view, planes_into, row_windows
 from sordino.client.gradients.segments import Segments
@@ -35,15 +36,17 @@ class Way(Protocol):
         """Write the weighted sum of the weight's slot."""
 
 
-def choose(geometry: Geometry, inputs: int, outputs: int, groups: int, size: torch.Size) -> Way:
-    """The cheapest way for one layer at one size of input."""
-    positions = torch.Size(geometry.output(size[0], size[1])).numel()
+def choose(geometry: Geometry, inputs: int, outputs: int, groups: int, x: Tensor) -> Way:
+    """The cheapest way for one layer at the size of its input x, where that lies."""
+    positions = torch.Size(geometry.output(x.shape[-2], x.shape[-1])).numel()
     seen = inputs // groups * geometry.taps
     if groups > 1:
         return Patches(geometry, groups)
     if positions**2 * (seen + outputs) <= GHOST_GAIN * seen * outputs:
         reason = f"{positions} positions against {seen * outputs} weights: Gram matrices are smaller"
         return Ghost(geometry, reason, many=FEW_RECORDS * positions > outputs)
+    if fused.serves(x):
+        return fused.Fused(geometry)
     if inputs <= FEW_CHANNELS:
         return Planes(geometry)
     if geometry.dense:

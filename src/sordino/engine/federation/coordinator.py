@@ -23,10 +23,10 @@ from sordino.engine.checkpoint import Checkpoint
 from sordino.engine.federation import wire
 from sordino.engine.federation.inbox import Inbox
 from sordino.engine.federation.wire import Packet, pack, unpack
+from sordino.engine.telling import told
 from sordino.errors import BadInput
 from sordino.methods import Method, Plan
 from sordino.methods.plan import ClientPlan
-from sordino.server.projected import expand, sends_coefficients
 from sordino.server.select import Round
 
 log = logging.getLogger("sordino.coordinator")
@@ -252,7 +252,7 @@ class Coordinator:
         record = rounds.close_round(self.course, state, number, called, terms, public, heard, uploads)
         if not uploads and (missing.absent or missing.refused):
             record["note"] = f"{len(called.clients)} answers of at least {self.least}: the model stays as it is"
-        record |= rounds.moving_clip(plan, public) if uploads else {}
+        record |= rounds.moving_clip(plan, called, public) if uploads else {}
         return record | _missing(missing) | ({"cannot_pay": dry} if dry else {})
 
     def _turns(
@@ -266,41 +266,42 @@ class Coordinator:
     ) -> tuple[dict[str, Tensor], list[int]]:
         """Everybody's turn: the uploads by name, a row each, and which of those asked they belong to."""
         plan = self.course.plan
-        epsilons = np.array([plan.clients[i].budget.epsilon for i in called.clients])
-        short = sends_coefficients(plan.method.aggregate, epsilons, state.server)
         last = _last_rounds(state.history)
         more = [
             {"count": one.count, "since": last.get(plan.clients[i].name, 0)} for i, one in zip(called.clients, terms)
         ]
-        basis = state.server.get("pfa_basis")
-        came = self._phase(state, number, "turns", wire.TURN, called, public, more, short, basis)
+        came = self._phase(state, number, "turns", wire.TURN, called, public, more)
+        short = _sends_coefficients(public, called)
+        numbers = public["basis"].shape[1] * len(self.course.layout) if short.any() else 0
         _merge(missing, came)
         found: dict[int, dict[str, Tensor]] = {}
         for row, packet in sorted(came.replies.items()):
             try:
-                found[row] = self._upload(packet, bool(short[row]), basis)
+                found[row] = self._upload(packet, bool(short[row]), numbers)
             except BadInput as error:
                 missing.refused[plan.clients[called.clients[row]].name] = f"its upload was refused here: {error}"
         alike = _alike(found)
         for row in set(found) - set(alike):
             missing.refused[plan.clients[called.clients[row]].name] = "its upload has other parts than the others'"
-        rows = _without_promoted(plan, alike, short, epsilons, state.server)
-        names = sorted(found[rows[0]]) if rows else []
-        return {name: torch.stack([found[row][name] for row in rows]) for name in names}, rows
+        names = sorted(found[alike[0]]) if alike else []
+        return {name: torch.stack([found[row][name] for row in alike]) for name in names}, alike
 
-    def _upload(self, packet: Packet, short: bool, basis: Tensor | None) -> dict[str, Tensor]:
-        """One site's upload as rows of their proper shape."""
+    def _upload(self, packet: Packet, short: bool, numbers: int) -> dict[str, Tensor]:
+        """One site's upload as rows of their proper shape.
+
+        ``short``: it was to send so many ``numbers`` (coefficients) in place of an update; the other of the two is zero
+        then, in every row of a round in which somebody sends coefficients.
+        """
         parts = {name: value[0] for name, value in packet.tensors.items() if value.dim() == 2 and len(value) == 1}
-        if short and basis is not None and "coefficients" in parts:
-            sent = parts.pop("coefficients")
-            if sent.shape != (basis.shape[1] * len(self.course.layout),):
-                raise BadInput("its coefficients have a wrong shape")
-            parts["update"] = expand(sent, basis, self.course.layout)
         dimension = sum(math.prod(shape) for _, shape, _ in self.course.layout)
+        sent, instead = ("coefficients", "update") if short else ("update", "coefficients")
+        sizes = {"update": dimension, "coefficients": numbers}
         wanted = {one.question.what: 1 for one in self.course.plan.method.ask if one.batch == "step"}
-        for name, size in {"update": dimension, **wanted}.items():
+        for name, size in {sent: sizes[sent], **wanted}.items():
             if name not in parts or parts[name].shape != (size,) or parts[name].dtype != torch.float32:
                 raise BadInput(f"{name!r} is missing or has a wrong shape")
+        if numbers:
+            parts[instead] = torch.zeros(sizes[instead])
         return parts
 
     def _phase(
@@ -312,19 +313,15 @@ class Coordinator:
         called: Round,
         public: dict[str, Any],
         more: Sequence[Mapping[str, Any]],
-        short: Any = None,
-        basis: Tensor | None = None,
     ) -> Heard:
-        """One exchange of the round: the same broadcast for all, each with its own terms."""
+        """One exchange of the round: to everyone the broadcast and its own part of it, each with its own terms."""
         plan = self.course.plan
-        plain, tensors = wire.public_to_wire(public)
         requests = []
         for row, (i, copy) in enumerate(zip(called.clients, called.copies)):
             client = plan.clients[i]
             about = {"brief": self.brief, "offer": offer_of(client), "round": number, "copy": int(copy)}
+            plain, tensors = wire.public_to_wire(told(public, called.clients[[row]]))
             sent = {"weights": state.weights, **tensors}
-            if short is not None and short[row] and basis is not None:
-                sent["basis"] = basis
             requests.append((client.name, pack(Packet(kind, {**about, "public": plain, **more[row]}, sent))))
         self.notice({"round": number, "phase": phase, "asked": [name for name, _ in requests]})
         name = f"{number:06d}-{phase.replace(' ', '-')}"
@@ -367,15 +364,12 @@ def _alike(found: Mapping[int, Mapping[str, Tensor]]) -> list[int]:
     return [row for row, look in looks.items() if look == usual]
 
 
-def _without_promoted(plan: Plan, rows: list[int], short: Any, epsilons: Any, server: dict[str, Any]) -> list[int]:
-    """Rows without those that sent coefficients but would count as public now that others are missing (PFA+)."""
-    while rows:
-        still = sends_coefficients(plan.method.aggregate, epsilons[rows], server)
-        kept = [row for row, one in zip(rows, still) if one or not short[row]]
-        if len(kept) == len(rows):
-            break
-        rows = kept
-    return rows
+def _sends_coefficients(public: Mapping[str, Any], called: Round) -> Any:
+    """Which rows were told to send coefficients in the basis that was broadcast (PFA+)."""
+    private = told(public, called.clients).get("private")
+    if private is None or "basis" not in public:
+        return np.zeros(len(called.clients), dtype=bool)
+    return private.cpu().numpy()[:, 0] > 0
 
 
 def _last_rounds(history: list[dict[str, Any]]) -> dict[str, int]:

@@ -43,7 +43,6 @@ from sordino.privacy.generators import Secret, Source, Turn
 from sordino.privacy.ledger import Ledger
 from sordino.privacy.ledger import Plan as LedgerPlan
 from sordino.privacy.types import Budget, Release
-from sordino.server.projected import coefficients
 
 log = logging.getLogger("sordino.site")
 
@@ -193,10 +192,7 @@ class Site:
             before = Release.public(state.before(number, copy, since), "state from earlier releases")
             upload, after = take_turn(job.work, rows, start, before, public, permit, gate)
             state.keep(number, copy, since, after.value)
-            parts = _sealed(upload.parts)
-            if "basis" in packet.tensors:  # PFA+: a projection of what is released anyway
-                parts["coefficients"] = coefficients(parts.pop("update"), packet.tensors["basis"], job.layout)
-            return Packet(wire.UPLOAD, _place(packet), parts)
+            return Packet(wire.UPLOAD, _place(packet), _sealed(upload.parts))
 
         return self._release(job, packet, request, replace(job.terms, count=count), work)
 
@@ -330,4 +326,6 @@ def _number(bound: Tensor | float) -> float:
 def _fits(name: str, value: Tensor, dimension: int) -> bool:
     if value.dtype is not torch.float32:
         return False
-    return value.shape == (dimension,) or (name == "basis" and value.dim() == 2 and len(value) == dimension)
+    if name == "public/basis":  # PFA+: k directions
+        return value.dim() == 2 and len(value) == dimension
+    return value.shape == (dimension,) or (name.startswith("public/") and value.shape in ((1, 1), (1, dimension)))

@@ -130,7 +130,8 @@ def public_from_wire(packet: Packet) -> dict[str, Any]:
     """The broadcast in a request."""
     found: dict[str, Any] = dict(packet.facts["public"])
     for name, value in found.items():
-        if not isinstance(value, (int, float)) or math.isnan(value):
+        numbers = value if isinstance(value, list) else [value]
+        if not all(isinstance(one, (int, float)) and not math.isnan(one) for one in numbers):
             raise BadInput(f"the broadcast {name!r} is {value!r}: a number was expected")
     tensors = {n.removeprefix("public/"): t for n, t in packet.tensors.items() if n.startswith("public/")}
     return {**found, **tensors}

@@ -8,8 +8,6 @@ import json
 import os
 import platform
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,6 +18,7 @@ from rich.table import Table
 from sordino._version import __version__
 from sordino.study.bench import peers as all_peers
 from sordino.study.bench import workloads
+from sordino.study.bench.memory import peak_memory
 
 Show = Callable[[str], None]
 
@@ -45,11 +44,14 @@ def bench(
                 run()
                 if repeat:
                     times[peer].append(time.perf_counter() - started)
+        for run in rounds.values():
+            getattr(run, "stop", lambda: None)()
         found[name] = _summary(task.work, times)
         if memory:
             show(f"{name}: memory")
-            found[name]["peak_mb"] = {peer: peak_memory(name, peer) for peer in chosen}
-    found["_meta"] = _meta(repeats)
+            peaks = found[name]["peak_mb"] = {peer: peak_memory(name, peer) for peer in chosen if peer != "flower"}
+            found[name]["memory_ratio"] = peaks["sordino"] / peaks["plain"]
+    found["_meta"] = about(repeats)
     return found
 
 
@@ -63,25 +65,15 @@ def _summary(work: workloads.Workload, times: dict[str, list[float]]) -> dict[st
     return row
 
 
-def peak_memory(name: str, peer: str) -> float:
-    """Peak resident memory in MB that one round adds in a fresh process, over the loaded libraries and data."""
-    code = (
-        "import resource, sys; from sordino.study.bench import peers, workloads;"
-        f"run = peers.find({peer!r})(workloads.prepare(workloads.find({name!r})));"
-        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss; run();"
-        "print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return float(done.stdout.split()[-1])
-
-
-def _meta(repeats: int) -> dict[str, Any]:
+def about(repeats: int) -> dict[str, Any]:
+    """Where, when and with what this was measured; ``load`` is the machine's average over the last minute."""
     return {
         "date": datetime.date.today().isoformat(),
         "sordino": __version__,
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
         "cores": os.cpu_count(),
+        "load": os.getloadavg()[0],
         "processor": platform.machine(),
         "python": platform.python_version(),
         "repeats": repeats,
@@ -90,8 +82,8 @@ def _meta(repeats: int) -> dict[str, Any]:
 
 def comparison(found: dict[str, Any]) -> Table:
     """The figures as a table: seconds, ratio over plain PyTorch with its spread, memory."""
-    about = found["_meta"]
-    title = f"one round each, median of {about['repeats']}, {about['threads']} threads, torch {about['torch']}"
+    meta = found["_meta"]
+    title = f"one round each, median of {meta['repeats']}, {meta['threads']} threads, torch {meta['torch']}"
     table = Table(title=title, header_style="bold")
     for column in ("work", "peer", "seconds", "over plain", "spread", "peak MB"):
         table.add_column(column, justify="left" if column in ("work", "peer") else "right")
@@ -103,7 +95,7 @@ def comparison(found: dict[str, Any]) -> Table:
                 f"{row[peer]:.2f}",
                 f"{ratio['median']:.2f}×",
                 f"{ratio['min']:.2f}–{ratio['max']:.2f}",
-                f"{row['peak_mb'][peer]:.0f}" if "peak_mb" in row else "–",
+                f"{row['peak_mb'][peer]:.0f}" if peer in row.get("peak_mb", ()) else "–",
             )
     return table
 

@@ -23,13 +23,16 @@ from sordino.study.bench.workloads import KEY, Task
 from sordino.study.run import open_accounts
 
 
-def sordino(task: Task, device: str = "cpu") -> Callable[[], None]:
-    """One private round through the simulation loop, with a fresh ledger each time."""
+def sordino(task: Task, device: str = "cpu", records: Records | None = None) -> Callable[[], None]:
+    """One private round through the simulation loop, with a fresh ledger each time.
+
+    ``records`` where they are not the task's own tensors (a mapped file).
+    """
     where = torch.device(device)
     engine = gradients.build(copy.deepcopy(task.model).to(where), "cross-entropy")
     method = task.plan.method
     work = Work(engine, method.clip, method.local, stack=where.type == "cuda")
-    records = Records(task.x.to(where), task.y.to(where))
+    records = records or Records(task.x.to(where), task.y.to(where))
     train = [task.own(i) for i in range(task.work.clients)]
     observer = Observer(engine, torch.nn.functional.cross_entropy, records, [np.arange(0)], np.ones(1, int), None, True)
     start = engine.flatten(task.model).to(where)

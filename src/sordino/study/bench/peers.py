@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from sordino.errors import BadInput
+from sordino.study.bench.flower import flower
 from sordino.study.bench.ours import sordino
 from sordino.study.bench.workloads import Task
 
@@ -111,6 +112,7 @@ PEERS: dict[str, Callable[[Task], Round]] = {
     "plain-channels-last": plain_channels_last,
     "opacus": opacus,
     "ghost": ghost,
+    "flower": flower,
 }
 
 

@@ -7,18 +7,19 @@ disk without a network: style, script, charts' library and data are inside it.
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Sequence
 from html import escape
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from sordino._version import __version__
-from sordino.errors import BadInput
 from sordino.study.report import sections
-from sordino.study.report.charts import Chart, drawn
+from sordino.study.report.charts import drawn
+from sordino.study.report.combining import combining_table
+from sordino.study.report.fairness import budget_table
+from sordino.study.report.figure import Chart
 from sordino.study.report.gather import Group, Result, dig, grouped
+from sordino.study.report.page import as_json, asset, filled, plotly, script, write_page
 from sordino.study.report.pieces import figures, mark
 from sordino.study.report.promises import sheets as sheets_of
 from sordino.study.report.traces import COLOURS
@@ -57,43 +58,25 @@ def render(results: Sequence[Result], title: str | None = None) -> str:
         "privacy-table": sections.privacy_table(groups),
         "quality-table": sections.quality_table(groups),
         "fairness-table": sections.fairness_table(groups),
+        "budget-table": budget_table(groups),
+        "combining-table": combining_table(groups),
         "contribution-note": escape(sections.contribution_note(groups)),
         "run-table": sections.run_table(groups),
         "study-table": sections.study_table(groups),
         "versions-table": sections.versions_table(groups),
         **{f"{name}-figures": figures(charts, name) for name in ("private", "good", "fair", "contributed")},
         "version": escape(__version__),
-        "style": _asset("page.css"),
-        "data": sections.as_json(data),
-        "plotly": _plotly(),
-        "script": _asset("page.js"),
+        "style": asset("page.css"),
+        "data": as_json(data),
+        "plotly": plotly(),
+        "script": script("page.js"),
     }
-    return _filled(_asset("page.html"), parts)
+    return filled("page.html", parts)
 
 
 def write(results: Sequence[Result], path: str | os.PathLike[str], title: str | None = None) -> Path:
     """Write the report to ``path``: whole or not at all, an earlier file stays until the new one is complete."""
-    target = Path(path)
-    page = render(results, title)
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(page)
-                file.flush()
-                os.fsync(file.fileno())
-            Path(temporary).chmod(0o644)
-            Path(temporary).replace(target)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise BadInput(
-            f"the report cannot be written to {target}: {reason}; free space or name another file"
-        ) from error
-    return target
+    return write_page(render(results, title), path)
 
 
 def _title(groups: Sequence[Group]) -> str:
@@ -107,24 +90,3 @@ def _title(groups: Sequence[Group]) -> str:
 
 def _spec(chart: Chart) -> dict[str, Any]:
     return {"id": chart.id, "traces": chart.traces, "x": chart.x, "y": chart.y, **chart.layout}
-
-
-def _asset(name: str) -> str:
-    return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
-
-
-def _plotly() -> str:
-    """The source of plotly.js as the installed package ships it. Imported here: nothing else needs plotly."""
-    from plotly.offline import get_plotlyjs
-
-    return str(get_plotlyjs())
-
-
-def _filled(page: str, parts: dict[str, str]) -> str:
-    """The page with every ``{{name}}`` replaced, in one pass: what is put in is never searched for names again."""
-    pieces = page.split("{{")
-    filled = [pieces[0]]
-    for piece in pieces[1:]:
-        name, _, rest = piece.partition("}}")
-        filled += [parts[name.strip()], rest]
-    return "".join(filled)

@@ -3,61 +3,60 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
 
-from sordino.study.report.gather import Client, Group, curve, diagnostics
-from sordino.study.report.numbers import finites, percent, plain, short, span
+from sordino.study.report.combining import optimum_chart, spectrum_chart
+from sordino.study.report.fairness import client_curves
+from sordino.study.report.figure import TURNS, Chart, by_client, line_chart, wide
+from sordino.study.report.gather import Client, Group, diagnostics
+from sordino.study.report.numbers import plain, short, span
 from sordino.study.report.promises import Standing, standing
-from sordino.study.report.traces import Trace, band, cloud, line, marker, safe
-
-WIDE = 20.0
-"""Axes turn logarithmic when the largest value is more than this many times the smallest."""
+from sordino.study.report.traces import Trace, cloud
 
 MAX_DIAGNOSTICS = 4
 
-MAX_NAMES = 24
-"""Up to this many clients are named along an axis."""
-
-TURNS = "turns per round"
-
-
-@dataclass(frozen=True)
-class Chart:
-    """One figure: its traces and axes, a heading, a sentence under it, and a summary for those who cannot see it."""
-
-    id: str
-    section: str
-    title: str
-    note: str
-    summary: str
-    traces: list[Trace]
-    x: dict[str, Any]
-    y: dict[str, Any]
-    layout: dict[str, Any] = field(default_factory=dict)
+WORDS = {
+    "rank": "Rank of what updates share",
+    "spread": "Spread τ² between clients",
+    "iterations": "Iterations of the pursuit",
+    "residual": "Residual of the pursuit",
+    "unsettled": "How far variances may still move",
+    "rounds": "Rounds pooled",
+    "spread_error": "Standard error of τ²",
+}
+"""Titles of the charts of known diagnostics."""
 
 
 def drawn(groups: Sequence[Group]) -> list[Chart]:
     """All charts that these results have data for, in the order of the page."""
     found = [
         _budgets(groups),
-        _line(groups, ("spent_epsilon", "max"), "private", "Spent ε by round", "largest spent ε of any client"),
-        _line(groups, ("accuracy",), "good", "Accuracy by round", "accuracy, mean over clients' test sets"),
-        _line(groups, ("central_accuracy",), "good", "Accuracy on the central test set", "central accuracy"),
-        _line(groups, ("loss",), "good", "Loss by round", "loss of the global model"),
-        _by_client(groups, "fair", "Accuracy by client", "accuracy", lambda client: client.accuracy),
+        line_chart(groups, ("spent_epsilon", "max"), "private", "Spent ε by round", "largest spent ε of any client"),
+        line_chart(groups, ("accuracy",), "good", "Accuracy by round", "accuracy, mean over clients' test sets"),
+        line_chart(groups, ("central_accuracy",), "good", "Accuracy on the central test set", "central accuracy"),
+        line_chart(groups, ("loss",), "good", "Loss by round", "loss of the global model"),
+        by_client(groups, "fair", "Accuracy by client", "accuracy", lambda client: client.accuracy),
         _scatter(groups, "accuracy-budget", "Accuracy against budget", "budget ε", lambda c: c.declared),
         _scatter(groups, "accuracy-size", "Accuracy against size", "records", lambda c: c.size),
-        _line(groups, ("psi",), "fair", "Unfairness Ψ by round", "Ψ, spread of the clients' losses"),
-        _by_client(groups, "contributed", "Participation", TURNS, lambda client: client.participation),
-        _by_client(groups, "contributed", "Aggregation weight", "mean weight", lambda client: client.weight),
-        _line(groups, ("noise_power",), "contributed", "Noise power after aggregation", "noise power"),
-        _line(groups, ("clip",), "contributed", "Clipping bound", "clip"),
+        client_curves(groups),
+        line_chart(groups, ("psi",), "fair", "Unfairness Ψ by round", "Ψ, spread of the clients' losses"),
+        line_chart(groups, ("worst_decile",), "fair", "The worst tenth by round", "accuracy of the worst tenth"),
+        by_client(groups, "contributed", "Participation", TURNS, lambda client: client.participation),
+        by_client(groups, "contributed", "Aggregation weight", "mean weight", lambda client: client.weight),
+        optimum_chart(groups),
+        line_chart(
+            groups,
+            ("observer", "noise_power"),
+            "contributed",
+            "Noise power after aggregation",
+            "noise power Σ w²σ²/η²",
+            ("diagnostics", "noise_power"),
+        ),
+        spectrum_chart(groups),
+        line_chart(groups, ("clip",), "contributed", "Clipping bound", "clip"),
     ]
     found += [
-        _line(groups, ("diagnostics", name), "contributed", name.replace("_", " "), name)
+        line_chart(groups, ("diagnostics", name), "contributed", WORDS.get(name, name.replace("_", " ")), name)
         for name in diagnostics(groups)[:MAX_DIAGNOSTICS]
     ]
     return [chart for chart in found if chart is not None]
@@ -85,7 +84,7 @@ def _budgets(groups: Sequence[Group]) -> Chart | None:
         return None
     positive = [number for number in numbers if number > 0]
     low, high = 0.85 * min(positive), 1.15 * max(positive)
-    axis_type = "log" if _wide(positive) and len(positive) == len(numbers) else "linear"
+    axis_type = "log" if wide(positive) and len(positive) == len(numbers) else "linear"
     low = low if axis_type == "log" else 0.0
     limit: Trace = {
         "type": "scatter",
@@ -109,99 +108,6 @@ def _budgets(groups: Sequence[Group]) -> Chart | None:
         y={"title": "spent ε", "type": axis_type},
         layout={"hovermode": "closest"},
     )
-
-
-def _line(groups: Sequence[Group], path: tuple[str, ...], section: str, title: str, quantity: str) -> Chart | None:
-    """A metric by round: a line per method and, with several seeds, a band of one standard deviation each way."""
-    curves = [(group, found) for group in groups if (found := curve(group, *path)) is not None]
-    if not curves:
-        return None
-    share = path[-1].endswith("accuracy")
-    values = [value for _, found in curves for value in found.mean]
-    logarithmic = not share and min(values) > 0 and max(values) > 100 * min(values)
-    traces: list[Trace] = []
-    for group, found in curves:
-        if any(found.deviation):
-            traces.append(band(group, found, min(values) / 2 if logarithmic else None))
-        traces.append(line(group, found, share))
-    form = percent if share else plain
-    ends = [f"{group.label} {form(found.mean[-1])}" for group, found in curves]
-    seeds = max(len(group.runs) for group, _ in curves)
-    note = "Line: mean over seeds; band: one standard deviation each way." if seeds > 1 else "One seed per method."
-    return Chart(
-        id=_slug("-".join(path)),
-        section=section,
-        title=title,
-        note=note,
-        summary=f"{quantity} by round. In the last round: {'; '.join(ends)}.",
-        traces=traces,
-        x={"title": "round"},
-        y={"title": quantity, "type": "log" if logarithmic else "linear", **({"tickformat": ".0%"} if share else {})},
-        layout={"hovermode": "x unified"},
-    )
-
-
-def _by_client(
-    groups: Sequence[Group], section: str, title: str, quantity: str, value: Callable[[Client], float | None]
-) -> Chart | None:
-    """A quantity per client, mean over seeds, clients ordered from the strictest budget to the loosest.
-
-    Methods stand side by side within a client's place, so that equal values do not hide each other.
-    """
-    order = _order(groups)
-    places = {name: place for place, name in enumerate(order)}
-    columns = [(group, means) for group in groups if (means := _client_means(group, value))]
-    everything = [mean for _, means in columns for mean in means.values()]
-    if not columns or (quantity == TURNS and set(everything) == {1.0}):
-        return None
-    share = quantity == "accuracy"
-    traces: list[Trace] = []
-    for column, (group, means) in enumerate(columns):
-        names = sorted(means, key=lambda name: places[name])
-        shift = 0.6 * ((column + 0.5) / len(columns) - 0.5)
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "markers",
-                "name": safe(group.label),
-                "legendgroup": f"m{group.index}",
-                "x": [short(places[name] + shift, 4) for name in names],
-                "y": [short(means[name], 4) for name in names],
-                "text": [safe(name) for name in names],
-                "marker": marker(group, len(names)),
-                "hovertemplate": "%{text}<br>" + quantity + (" %{y:.1%}" if share else " %{y:.3g}"),
-            }
-        )
-    form = percent if share else plain
-    return Chart(
-        id=_slug(title),
-        section=section,
-        title=title,
-        note="Clients from the strictest budget (left) to the loosest (right); mean over seeds.",
-        summary=f"{quantity} for {len(order)} clients, ordered by budget: "
-        f"from {form(min(everything))} to {form(max(everything))}.",
-        traces=traces,
-        x=_places(order),
-        y={"title": quantity, **({"tickformat": ".0%"} if share else {"rangemode": "tozero"})},
-        layout={"hovermode": "closest", "placed": True},
-    )
-
-
-def _client_means(group: Group, value: Callable[[Client], float | None]) -> dict[str, float]:
-    by_name: dict[str, list[float]] = {}
-    for run in group.runs:
-        for client in run.clients:
-            by_name.setdefault(client.name, []).extend(finites([value(client)]))
-    return {name: sum(found) / len(found) for name, found in by_name.items() if found}
-
-
-def _places(order: Sequence[str]) -> dict[str, Any]:
-    """An axis with a place per client; too many names to read are left to hovering and to the data table."""
-    axis: dict[str, Any] = {"title": "client", "range": [-0.7, len(order) - 0.3], "showgrid": len(order) <= MAX_NAMES}
-    if len(order) > MAX_NAMES:
-        return {**axis, "title": f"{len(order)} clients", "showticklabels": False}
-    names = [name if len(name) <= 12 else f"{name[:11]}…" for name in order]
-    return {**axis, "tickvals": list(range(len(order))), "ticktext": [safe(name) for name in names], "tickangle": -40}
 
 
 def _scatter(
@@ -234,22 +140,10 @@ def _scatter(
         note="A point per client and seed. Level clouds are fair: no one is served worse for what it declared.",
         summary=f"Accuracy against {quantity}, {span(across)}.{correlation}",
         traces=traces,
-        x={"title": quantity, "type": "log" if _wide(across) else "linear"},
+        x={"title": quantity, "type": "log" if wide(across) else "linear"},
         y={"title": "accuracy", "tickformat": ".0%"},
         layout={"hovermode": "closest"},
     )
-
-
-def _order(groups: Sequence[Group]) -> list[str]:
-    """Client names by budget, as the first run that knows it declares it; public and unknown ones go last."""
-    budgets: dict[str, float] = {}
-    for group in groups:
-        for run in group.runs:
-            for client in run.clients:
-                known = budgets.setdefault(client.name, math.inf)
-                if math.isinf(known) and client.declared is not None:
-                    budgets[client.name] = client.declared
-    return sorted(budgets, key=lambda name: budgets[name])
 
 
 def _leaning(label: str, xs: Sequence[float], ys: Sequence[float]) -> list[str]:
@@ -259,12 +153,3 @@ def _leaning(label: str, xs: Sequence[float], ys: Sequence[float]) -> list[str]:
     if len(set(xs)) < 2 or len(set(ys)) < 2:
         return []
     return [f"{label} {plain(float(spearmanr(xs, ys).statistic), 2)}"]
-
-
-def _wide(values: Sequence[float]) -> bool:
-    return bool(values) and min(values) > 0 and max(values) > WIDE * min(values)
-
-
-def _slug(text: str) -> str:
-    """A name as an identifier of the page."""
-    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")

@@ -17,6 +17,9 @@ from sordino.errors import BadInput
 from sordino.study.report.numbers import Spread, finite, finites, short, spread, thin
 
 SCHEMA = 1
+TELEMETRY = ("iterations", "residual", "unsettled", "rounds", "spread_error")
+"""Diagnostics that say how a computation went rather than what it found."""
+
 Result = Mapping[str, Any]
 
 
@@ -42,6 +45,10 @@ class Client:
     accuracy: float | None
     participation: float | None
     weight: float | None
+    declared_weight: float | None
+    optimum: float | None
+    ends: float | None
+    """The round after which its budget pays for no more; ∞ when it outlasts the run, None where nobody says."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +148,10 @@ def curve(group: Group, *path: str) -> Curve | None:
 
 
 def diagnostics(groups: Sequence[Group]) -> list[str]:
-    """Names of the numeric diagnostics that any round carries, in order of first appearance."""
+    """Names of the numeric diagnostics that any round carries, in order of first appearance, how a solver went last.
+
+    Noise power has a chart of its own.
+    """
     names: dict[str, None] = {}
     for group in groups:
         for run in group.runs:
@@ -149,7 +159,8 @@ def diagnostics(groups: Sequence[Group]) -> list[str]:
                 carried = row.get("diagnostics")
                 if isinstance(carried, Mapping):
                     names.update((str(key), None) for key, value in carried.items() if finite(value) is not None)
-    return list(names)
+    told = [name for name in names if name not in ("noise_power", "least_noise_power")]
+    return sorted(told, key=lambda name: name in TELEMETRY)
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
@@ -223,6 +234,8 @@ def _clients(result: Result, rounds: Sequence[Mapping[str, Any]]) -> tuple[Clien
     names = [str(entry.get("client", place)) for place, entry in enumerate(entries)]
     names += [f"client {place}" for place in range(len(names), len(accuracies))]
     takes, weights = _contributions(rounds, names)
+    declared = _mean_weights(rounds, names, ("declared_weights",))
+    optimum = _mean_weights(rounds, names, ("observer", "optimum_weights"))
     sizes, budgets = _sizes(result, names), _of_study(result, "budgets", names)
     clients = []
     for place, name in enumerate(names):
@@ -244,13 +257,16 @@ def _clients(result: Result, rounds: Sequence[Mapping[str, Any]]) -> tuple[Clien
                 accuracy=finite(accuracies[place]) if place < len(accuracies) else None,
                 participation=None if takes is None else takes[name] / len(rounds),
                 weight=weights.get(name),
+                declared_weight=declared.get(name),
+                optimum=optimum.get(name),
+                ends=_epsilon(entry, "budget_ends"),
             )
         )
     return tuple(clients)
 
 
 def _epsilon(entry: Mapping[str, Any], key: str) -> float | None:
-    """None when the result does not say; ∞ for null, which is how JSON writes it."""
+    """None when the result does not say; ∞ for null, which is how JSON writes it. Also for the end of a budget."""
     if key not in entry:
         return None
     number = finite(entry[key])
@@ -280,18 +296,24 @@ def _contributions(
 ) -> tuple[Counter[str] | None, dict[str, float]]:
     """How often each client took part (a virtual copy counts), and its mean weight in the rounds that weighed it."""
     takes: Counter[str] = Counter()
-    weights: dict[str, list[float]] = defaultdict(list)
     told = False
     aliases = _aliases(names)
     for row in rounds:
-        weighed = {aliases.get(key, str(key)): value for key, value in (row.get("weights") or {}).items()}
+        weighed = row.get("weights") or {}
         participants = row.get("participants")
         told = told or participants is not None or bool(weighed)
         takes.update(aliases.get(one, str(one)) for one in (weighed if participants is None else participants))
-        for name, value in weighed.items():
-            weights[name] += finites([value])
-    means = {name: sum(values) / len(values) for name, values in weights.items() if values}
-    return (takes if told else None), means
+    return (takes if told else None), _mean_weights(rounds, names, ("weights",))
+
+
+def _mean_weights(rounds: Sequence[Mapping[str, Any]], names: Sequence[str], path: Sequence[str]) -> dict[str, float]:
+    """By client: the mean of what the rounds tell under ``path``, over the rounds that tell it."""
+    aliases = _aliases(names)
+    found: dict[str, list[float]] = defaultdict(list)
+    for row in rounds:
+        for key, value in (dig(row, path) or {}).items():
+            found[aliases.get(key, str(key))] += finites([value])
+    return {name: sum(values) / len(values) for name, values in found.items() if values}
 
 
 def _aliases(names: Sequence[str]) -> dict[Any, str]:

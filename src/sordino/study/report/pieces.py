@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from sordino.study.report.charts import Chart
+from sordino.study.report.figure import Chart
 from sordino.study.report.gather import Group
 from sordino.study.report.promises import Verdict
 from sordino.study.report.traces import COLOURS, SYMBOLS

@@ -22,6 +22,17 @@ WEAK = 10.0
 """Above this ε a promise rules out little: the page says so beside it."""
 
 
+PHRASES = (
+    ". Someone who sees all of that, knows every other record, and cannot tell whether one given record ",
+    "was used or blanked out (50 : 50) can become ",
+    ", leaving aside a chance of about δ.",
+    " If the question is which of two records was used (replace-one): ",
+    " its budget pays for no further turn.",
+    " What is left of its budget would pay for at least one more turn like these.",
+)
+"""What most statements share, word for word: the page stores each once."""
+
+
 class Standing(StrEnum):
     """How a client stands against its own budget."""
 
@@ -156,7 +167,8 @@ def sheets(groups: Sequence[Group]) -> list[Sheet]:
         alike: dict[tuple[Any, ...], list[Run]] = {}
         for run in group.runs:
             key = tuple(
-                (c.name, c.epsilon, c.delta, c.spent, c.run, c.replace_one, c.size, releases(c)) for c in run.clients
+                (c.name, c.epsilon, c.delta, c.spent, c.run, c.replace_one, c.size, c.ends, releases(c))
+                for c in run.clients
             )
             alike.setdefault((run.private, key), []).append(run)
         found += [Sheet(group, tuple(str(run.seed) for run in runs), runs[0]) for runs in alike.values()]
@@ -248,7 +260,18 @@ def _kept(client: Client) -> str:
             else f" If the question is which of two records was used (replace-one): {_epsilon(client.replace_one)}, "
             f"{certainty(client.replace_one)}."
         )
-    return text
+    return text + _end(client)
+
+
+def _end(client: Client) -> str:
+    """When its budget ended, in words; nothing where the result does not say."""
+    if client.ends is None:
+        return ""
+    if math.isinf(client.ends):
+        return " What is left of its budget would pay for at least one more turn like these."
+    if client.ends == 0:
+        return " Its budget could not pay for a single turn of this run."
+    return f" After round {int(client.ends)} its budget pays for no further turn."
 
 
 def _epsilon(value: float | None) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from sordino.study.report.charts import MAX_DIAGNOSTICS
 from sordino.study.report.gather import Client, Group, diagnostics, flat
 from sordino.study.report.numbers import (
     MISSING,
+    Spread,
     as_epsilon,
     duration,
     finites,
@@ -22,11 +22,11 @@ from sordino.study.report.numbers import (
     plus_minus,
     short,
     span,
-    spread,
     upward,
 )
 from sordino.study.report.pieces import Cell, method_cell, number, table, text, tile, verdict_panel
 from sordino.study.report.promises import (
+    PHRASES,
     Sheet,
     Standing,
     loosest,
@@ -71,6 +71,10 @@ def key_figures(groups: Sequence[Group]) -> str:
         )
         tightest = max((share(client) or 0.0) for client in guarded)
         tiles.append(tile("Largest share used", percent(tightest, 1), "of any client's budget"))
+        ended = [client.ends for client in guarded if client.ends is not None]
+        if ended:
+            count = sum(math.isfinite(one) for one in ended)
+            tiles.append(tile("Budgets used up", f"{count} of {len(ended)}", "client records: no further turn is paid"))
         replaced = finites(client.replace_one for client in guarded)
         if replaced:
             tiles.append(
@@ -111,17 +115,27 @@ def privacy_table(groups: Sequence[Group]) -> str:
 
 def quality_table(groups: Sequence[Group]) -> str:
     """Method by method: the final model's accuracy and loss, mean ± deviation over seeds."""
-    columns = [("Accuracy", "accuracy", True), ("Central accuracy", "central_accuracy", True), ("Loss", "loss", False)]
+    columns = [("Accuracy", "accuracy", "%"), ("Central accuracy", "central_accuracy", "%"), ("Loss", "loss", "")]
     return _metric_table(
         "t-good", "The final round's model: mean ± standard deviation over seeds. Not the best round.", groups, columns
     )
 
 
 def fairness_table(groups: Sequence[Group]) -> str:
-    """Method by method: Ψ, the worst client, the spread between clients."""
-    columns = [("Ψ (lower is fairer)", "psi", False), ("Worst client's accuracy", "worst_accuracy", True)]
+    """Method by method: Ψ on test and training sets, the worst client, the tenths, the variance between clients."""
+    columns = [
+        ("Ψ, test sets", "psi", ""),
+        ("Ψ, training sets", "train_psi", ""),
+        ("Worst client", "worst_accuracy", "%"),
+        ("Worst tenth", "worst_decile", "%"),
+        ("Best tenth", "best_decile", "%"),
+        ("Variance, points²", "accuracy_variance", "points²"),
+    ]
     return _metric_table(
-        "t-fair", "Fairness of the final model: mean ± standard deviation over seeds", groups, columns, spread_too=True
+        "t-fair",
+        "Fairness of the final model, accuracies by client: mean ± standard deviation over seeds. A lower Ψ is fairer.",
+        groups,
+        columns,
     )
 
 
@@ -191,7 +205,17 @@ def sheet_data(sheets: Sequence[Sheet]) -> dict[str, Any]:
                 "first": first.name if first else None,
             }
         )
-    return {"sheets": listed_sheets, "texts": list(said)}
+    return {"sheets": listed_sheets, **_packed(list(said))}
+
+
+def _packed(texts: list[str]) -> dict[str, Any]:
+    """Texts with the phrases that most statements share stored once: private-use characters stand for them."""
+    marks = {chr(0xE000 + place): phrase for place, phrase in enumerate(PHRASES)}
+    if any(sign in one for one in texts for sign in marks):  # a name that uses these characters itself
+        return {"texts": texts, "phrases": {}}
+    for sign, phrase in marks.items():
+        texts = [one.replace(phrase, sign) for one in texts]
+    return {"texts": texts, "phrases": marks}
 
 
 def first_sheet(sheets: Sequence[Sheet]) -> int:
@@ -200,7 +224,7 @@ def first_sheet(sheets: Sequence[Sheet]) -> int:
 
 
 def _row(client: Client, private: bool, said: dict[str, int]) -> list[Any]:
-    """name, records, budget, δ, spent, share, replace-one, releases, standing, statement; the last three interned."""
+    """name, records, budget, δ, spent, share, replace-one, releases, standing, statement, end; texts are interned."""
     texts = (releases(client), standing(client, private).value, statement(client, private))
     return [
         client.name,
@@ -211,7 +235,17 @@ def _row(client: Client, private: bool, said: dict[str, int]) -> list[Any]:
         short(share(client), 4),
         short(upward(client.replace_one)),
         *(said.setdefault(one, len(said)) for one in texts),
+        _end(client, private),
     ]
+
+
+def _end(client: Client, private: bool) -> int | str | None:
+    """The round after which a budget pays for no more; a word where there is none."""
+    if not private or client.ends is None:
+        return None
+    if math.isinf(client.ends):
+        return "never" if client.epsilon == math.inf else "outlasts the run"
+    return int(client.ends)
 
 
 def _stored(epsilon: float | None, private: bool) -> float | int | str | None:
@@ -221,37 +255,23 @@ def _stored(epsilon: float | None, private: bool) -> float | int | str | None:
     return short(upward(epsilon))
 
 
-def _metric_table(
-    identity: str,
-    caption: str,
-    groups: Sequence[Group],
-    columns: Sequence[tuple[str, str, bool]],
-    spread_too: bool = False,
-) -> str:
-    """A row per method, a column per final metric that any run has."""
+def _metric_table(identity: str, caption: str, groups: Sequence[Group], columns: Sequence[tuple[str, str, str]]) -> str:
+    """A row per method, a column per final metric that any run has; (name, key, unit) each."""
     shown = [column for column in columns if any(group.over_seeds(column[1]) for group in groups)]
     rows = []
     for group in groups:
         cells = [method_cell(group)]
-        for _, key, as_percent in shown:
+        for _, key, unit in shown:
             value = group.over_seeds(key)
-            cells.append(number(plus_minus(value, as_percent), value.mean if value else None))
-        if spread_too:
-            cells.append(_client_spread(group))
+            if value is not None and unit == "points²":
+                value = Spread(1e4 * value.mean, value.deviation and 1e4 * value.deviation, value.count)
+            cells.append(number(plus_minus(value, unit == "%"), value.mean if value else None))
         cells += [
             number(str(len(group.runs)), len(group.runs)),
             Cell('<span class="yes">yes</span>' if group.private else '<span class="no">NOT PRIVATE</span>'),
         ]
         rows.append(cells)
-    extra = ["Deviation between clients"] if spread_too else []
-    return table(identity, caption, ["Method", *(name for name, _, _ in shown), *extra, "Seeds", "Private"], rows)
-
-
-def _client_spread(group: Group) -> Cell:
-    """Standard deviation of the clients' accuracies within a run, averaged over seeds."""
-    within = [spread(client.accuracy for client in run.clients) for run in group.runs]
-    value = spread(one.deviation for one in within if one is not None)
-    return number(plus_minus(value, as_percent=True), value.mean if value else None)
+    return table(identity, caption, ["Method", *(name for name, _, _ in shown), "Seeds", "Private"], rows)
 
 
 def _seeds(groups: Sequence[Group]) -> str:
@@ -262,9 +282,3 @@ def _seeds(groups: Sequence[Group]) -> str:
 
 def _cut(value: str, limit: int = 240) -> str:
     return value if len(value) <= limit else f"{value[:limit]}…"
-
-
-def as_json(value: Any) -> str:
-    """JSON that may stand inside a script element: no ``<`` can end it, nothing but finite numbers."""
-    dumped = json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    return dumped.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")

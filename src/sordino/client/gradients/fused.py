@@ -1,0 +1,175 @@
+"""Convolutions and pooling of stacked rows as single kernels: how :mod:`kernels` is called, and where it serves."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from sordino.client.gradients.patches import Geometry, Pair, last_padded
+
+if TYPE_CHECKING:
+    from sordino.client.gradients.segments import Segments
+    from sordino.client.gradients.tape import Held, Saved, Sums, Tape
+    from sordino.client.gradients.types import Slot
+
+FULL, MIXED = "tf32x3", "tf32"
+POOL_TAPS = 64
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def serves(x: Tensor) -> bool:
+    """Whether the kernels run where x lies; interpreted ones (for tests) run on a CPU."""
+    return x.dtype == torch.float32 and (x.is_cuda or INTERPRETED) and find_spec("triton") is not None
+
+
+def _power(number: int, least: int, most: int) -> int:
+    return max(least, min(most, 1 << (number - 1).bit_length()))
+
+
+def _last(x: Tensor) -> Tensor:
+    """``[n, c, h, w]`` as contiguous ``[n, h, w, c]``; no copy where it lies so already."""
+    return x.permute(0, 2, 3, 1).contiguous()
+
+
+def _images(n: int, channels: int, size: Pair, like: Tensor) -> Tensor:
+    return torch.empty((n, *size, channels), dtype=like.dtype, device=like.device)
+
+
+def _folded(geometry: Geometry) -> dict[str, int]:
+    (kh, kw), (sh, sw), (ph, pw), (dh, dw) = geometry.kernel, geometry.stride, geometry.padding, geometry.dilation
+    return {"KH": kh, "KW": kw, "SH": sh, "SW": sw, "PH": ph, "PW": pw, "DH": dh, "DW": dw}
+
+
+def forward(
+    x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, tape: Tape, pool: int = 1
+) -> tuple[Tensor, Tensor]:
+    """The convolution of ``x[n, c, h, w]`` with every row's ``weight[rows, o, c, kh, kw]``, channels last.
+
+    With ``pool``: the largest of its windows, rectified, and which it was; else the second tensor means nothing.
+    """
+    size = geometry.output(x.shape[2], x.shape[3])
+    kernels = weight.permute(0, 1, 3, 4, 2).contiguous()
+    return _convolve(_last(x), kernels, bias, weight.shape[1], size, geometry, tape, False, pool)
+
+
+def input_gradient(dy: Tensor, weight: Tensor, size: Pair, geometry: Geometry, tape: Tape) -> Tensor:
+    """Gradient of the input, ``[n, c, *size]``, from the output's."""
+    kernels = weight.permute(0, 2, 3, 4, 1).contiguous()
+    return _convolve(_last(dy), kernels, None, weight.shape[2], size, geometry, tape, True, 1)[0]
+
+
+def _convolve(
+    x: Tensor, kernels: Tensor, bias: Tensor | None, outputs: int, size: Pair, geometry: Geometry, tape: Tape,
+    back: bool, pool: int,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    from sordino.client.gradients import kernels as triton_kernels
+
+    rows, n, channels = kernels.shape[0], x.shape[0], x.shape[3]
+    out = _images(n, outputs, (size[0] // pool, size[1] // pool), x)
+    taken = torch.empty(out.shape, dtype=torch.uint8, device=x.device) if pool > 1 else out
+    width = n // rows
+    depth = channels if channels >= 16 else channels * geometry.taps
+    block_o = _power(outputs, 16, 64)
+    block = 64 if block_o == 16 else 128
+    grid = (rows, -(-width * size[0] * size[1] // block), -(-outputs // block_o))
+    triton_kernels.convolve[grid](
+        x, kernels, kernels if bias is None else bias, out, taken, tape.lengths, width,
+        kernels.stride(0), 0 if bias is None else bias.stride(0),
+        HIGH=x.shape[1], WIDE=x.shape[2], CHANNELS=channels, OUT_HIGH=size[0], OUT_WIDE=size[1], OUTPUTS=outputs,
+        **_folded(geometry), BIAS=bias is not None, BACK=back, POOL=pool, PRECISION=MIXED if tape.mixed else FULL,
+        BLOCK=block, BLOCK_O=block_o, BLOCK_C=_power(depth, 16, 32), num_warps=4, num_stages=3,
+    )  # fmt: skip
+    return out.permute(0, 3, 1, 2), taken
+
+
+@dataclass
+class Fused:
+    """One kernel from input and output gradient to every record's gradient and its norm; held for the sum."""
+
+    geometry: Geometry
+    method: str = "per-record"
+    reason: str = "one kernel a layer, patches never copied; held for the sum"
+
+    def record(self, layer: str, saved: Saved, dy: Tensor, tape: Tape) -> None:
+        """Per-record gradients, those of a bias, and the squared norms of the former."""
+        self.record_pooled(layer, saved[0], dy, dy, 1, tape)
+
+    def record_pooled(self, layer: str, x: Tensor, dy: Tensor, taken: Tensor, pool: int, tape: Tape) -> None:
+        """The same where ``dy[n, positions, outputs]`` belongs to the largest of each of the output's windows."""
+        from sordino.client.gradients import kernels
+
+        n, channels = x.shape[:2]
+        size = self.geometry.output(x.shape[2], x.shape[3])
+        padded = last_padded(x, self.geometry)
+        outputs, taps = dy.shape[2], self.geometry.taps
+        dy = dy.contiguous()
+        grads = tape.room(layer, "grads", (outputs, channels * taps), dy)
+        shifts = tape.room(layer, "bias", (outputs,), dy)
+        block_o, block_k = _power(outputs, 16, 64), _power(channels * taps, 16, 64)
+        blocks = (-(-channels * taps // block_k), -(-outputs // block_o))
+        squares = dy.new_empty(n, blocks[0] * blocks[1])
+        folded: dict[str, Any] = _folded(self.geometry)
+        del folded["PH"], folded["PW"]
+        kernels.record_gradients[(n, *blocks)](
+            padded, dy, taken, grads, shifts, squares, tape.lengths, n // len(tape.lengths),
+            HIGH=padded.shape[1], WIDE=padded.shape[2], CHANNELS=channels,
+            OUT_HIGH=size[0], OUT_WIDE=size[1], OUTPUTS=outputs, **folded,
+            POOL=pool, PRECISION=FULL, BLOCK=16 if block_k == 64 else 32, BLOCK_O=block_o, BLOCK_K=block_k,
+            num_warps=max(1, block_o * block_k // 2048), num_stages=4,
+        )  # fmt: skip
+        tape.squares.append(squares.sum(1))
+
+    def pull(self, factors: Tensor, held: Held, segments: Segments, sums: Sums, slot: Slot) -> None:
+        """Weighted sum of the held gradients, put in the parameter's order."""
+        values = held["grads"].flatten(1)
+        if segments.skips(values):
+            weighted(factors, values, sums.of(slot), self.geometry.taps, slot.shape[1])
+            return
+        total = factors.new_empty(segments.rows, slot.size)
+        segments.weighted(factors, values, total)
+        sums.put_taps_first(slot, total)
+
+
+def weighted(factors: Tensor, values: Tensor, out: Tensor, taps: int = 1, channels: int = 1) -> None:
+    """Σ_j factors_j·values_j of each row's records, ``values[n, p]`` into ``out[rows, p]``; a factor 0 skips.
+
+    Kernels come as ``[outputs, taps, channels]`` and leave as ``[outputs, channels, taps]``.
+    """
+    from sordino.client.gradients import kernels
+
+    rows, size = out.shape
+    kernels.weighted_sum[(rows, -(-size // 256))](
+        factors, values, out, len(factors) // rows, size, out.stride(0),
+        TAPS=taps, CHANNELS=channels, BLOCK=256, num_warps=2,
+    )  # fmt: skip
+
+
+def pooled(x: Tensor, geometry: Geometry) -> tuple[Tensor, Tensor]:
+    """max(0, ·) and then the largest of each window; ``[n, c, h, w]`` channels last, and the taps that were taken."""
+    from sordino.client.gradients import kernels
+
+    size = geometry.output(x.shape[2], x.shape[3])
+    out = _images(x.shape[0], x.shape[1], size, x)
+    taken = torch.empty(out.shape, dtype=torch.uint8, device=x.device)
+    kernels.pool_rectified[(-(-out.numel() // 1024),)](
+        _last(x), out, taken, out.numel(), HIGH=x.shape[2], WIDE=x.shape[3], CHANNELS=x.shape[1],
+        OUT_HIGH=size[0], OUT_WIDE=size[1], **_folded(geometry), BLOCK=1024,
+    )  # fmt: skip
+    return out.permute(0, 3, 1, 2), taken
+
+
+def pooled_back(dy: Tensor, taken: Tensor, size: Pair, geometry: Geometry) -> Tensor:
+    """Gradient of what was pooled, ``[n, c, *size]``, channels last."""
+    from sordino.client.gradients import kernels
+
+    dx = _images(dy.shape[0], dy.shape[1], size, dy)
+    kernels.pool_rectified_back[(-(-dx.numel() // 1024),)](
+        _last(dy), taken, dx, dx.numel(), HIGH=size[0], WIDE=size[1], CHANNELS=dy.shape[1],
+        OUT_HIGH=dy.shape[2], OUT_WIDE=dy.shape[3], **_folded(geometry), BLOCK=1024,
+    )  # fmt: skip
+    return dx.permute(0, 3, 1, 2)

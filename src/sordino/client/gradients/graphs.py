@@ -1,0 +1,89 @@
+"""A stacked pass as a CUDA graph: where a step is short, launching its kernels one by one takes longer than running it.
+
+What a graph reads and writes stays where it was when it was recorded, so every graph owns its buffers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from sordino.client.gradients.types import Graded
+
+MOST_RECORDS = 1 << 13
+"""A larger stack keeps the device busy by itself."""
+
+MOST_GRAPHS = 8
+
+Grade = Callable[[Tensor, Tensor, Tensor, Tensor], Graded]
+
+
+@dataclass
+class Recorded:
+    """One shape of stack: inputs, the graph that grades them, and the graph that pulls."""
+
+    inputs: tuple[Tensor, ...]
+    factors: Tensor
+    sums: Tensor
+    graded: Graded
+    grading: torch.cuda.CUDAGraph
+    pulling: torch.cuda.CUDAGraph
+
+    @staticmethod
+    def of(grade: Grade, inputs: tuple[Tensor, Tensor, Tensor, Tensor]) -> Recorded:
+        """Record both passes. They run a few times before, so that every kernel is compiled and chosen."""
+        held = tuple(each.clone() for each in inputs)
+        rows, width = inputs[2].shape
+        factors = torch.ones(rows * width, device=held[0].device)
+        sums = torch.empty_like(held[0])
+        aside = torch.cuda.Stream()
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
+            for _ in range(2):
+                grade(*held).pull_into(factors, sums)
+        torch.cuda.current_stream().wait_stream(aside)
+        grading, pulling = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        with torch.cuda.graph(grading):
+            graded = grade(*held)
+        with torch.cuda.graph(pulling, pool=grading.pool()):
+            graded.pull_into(factors, sums)
+        return Recorded(held, factors, sums, graded, grading, pulling)
+
+    def grade(self, inputs: tuple[Tensor, ...], is_current: Callable[[], bool]) -> Graded:
+        """Grade other records of the same shape."""
+        for own, given in zip(self.inputs, inputs):
+            own.copy_(given)
+        self.grading.replay()
+        graded = self.graded
+        return Graded(
+            graded.losses.clone(), graded.norms.clone(), graded._usable, self._pull, graded._shape, is_current
+        )
+
+    def _pull(self, factors: Tensor, out: Tensor) -> None:
+        self.factors.copy_(factors)
+        self.pulling.replay()
+        out.copy_(self.sums)
+
+
+@dataclass
+class Graphs:
+    """Recorded passes by shape; all are dropped when there are too many."""
+
+    recorded: dict[tuple[torch.Size, torch.Size], Recorded] = field(default_factory=dict)
+
+    @staticmethod
+    def pays(x: Tensor, y: Tensor) -> bool:
+        """Whether a stack is small enough that launches would dominate, and where graphs exist."""
+        return y.is_cuda and 0 < y.numel() <= MOST_RECORDS and y.shape[0] > 1 and x.dtype == torch.float32
+
+    def of(self, grade: Grade, inputs: tuple[Tensor, Tensor, Tensor, Tensor]) -> Recorded:
+        """The passes over stacks of this shape, recorded when it is first seen."""
+        key = (inputs[0].shape, inputs[1].shape)
+        if key not in self.recorded:
+            if len(self.recorded) >= MOST_GRAPHS:
+                self.recorded.clear()
+            self.recorded[key] = Recorded.of(grade, inputs)
+        return self.recorded[key]

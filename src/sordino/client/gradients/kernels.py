@@ -1,0 +1,233 @@
+"""Triton kernels for convolutions, pooling and sums over stacked rows. Channels last, float32, no patches in memory.
+
+A stack has ``rows`` rows of ``width`` records; ``lengths[row]`` says how many of them count (the rest is padding at the
+end, which no kernel computes and nobody may read). Products run on tensor cores, by default as three TF32 products
+each, which keeps float32's accuracy.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def convolve(  # type: ignore[no-untyped-def]
+    x, weight, bias, out, taken, lengths, width, weight_row, bias_row,
+    HIGH: tl.constexpr, WIDE: tl.constexpr, CHANNELS: tl.constexpr,
+    OUT_HIGH: tl.constexpr, OUT_WIDE: tl.constexpr, OUTPUTS: tl.constexpr,
+    KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr,
+    PH: tl.constexpr, PW: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr,
+    BIAS: tl.constexpr, BACK: tl.constexpr, POOL: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """out[record, p, o] = Σ_{tap, c} x[record, p at tap, c]·weight[row, o, tap, c] (+ bias): an implicit product.
+
+    ``BACK``: the adjoint. x is the output's gradient and "p at tap" the place whose window has p at that tap.
+    ``POOL`` > 1: instead of the output, the largest of every POOL × POOL window, rectified, and which it was.
+    """
+    row = tl.program_id(0)
+    positions: tl.constexpr = (OUT_HIGH // POOL) * (OUT_WIDE // POOL) * POOL * POOL
+    first = tl.program_id(1) * BLOCK
+    limit = tl.load(lengths + row) * positions
+    if first < limit:
+        place = first + tl.arange(0, BLOCK)
+        alive = place < limit
+        record = row.to(tl.int64) * width + place // positions
+        window, inner = place % positions // (POOL * POOL), place % (POOL * POOL)
+        high = window // (OUT_WIDE // POOL) * POOL + inner // POOL
+        wide = window % (OUT_WIDE // POOL) * POOL + inner % POOL
+        o = tl.program_id(2) * BLOCK_O + tl.arange(0, BLOCK_O)
+        base = x + record * (HIGH * WIDE * CHANNELS)
+        kernels = weight + row.to(tl.int64) * weight_row
+        total = tl.zeros((BLOCK, BLOCK_O), dtype=tl.float32)
+        if CHANNELS >= 16:
+            for tap in range(KH * KW):
+                up, left = tap // KW, tap % KW
+                if BACK:
+                    top, side = high + PH - up * DH, wide + PW - left * DW
+                    seen = alive & (top % SH == 0) & (side % SW == 0)
+                    top, side = top // SH, side // SW
+                else:
+                    top, side = high * SH - PH + up * DH, wide * SW - PW + left * DW
+                    seen = alive
+                seen = seen & (top >= 0) & (top < HIGH) & (side >= 0) & (side < WIDE)
+                at = base + (top * WIDE + side) * CHANNELS
+                for start in range(0, CHANNELS, BLOCK_C):
+                    c = start + tl.arange(0, BLOCK_C)
+                    values = tl.load(at[:, None] + c[None, :], mask=seen[:, None] & (c < CHANNELS)[None, :], other=0.0)
+                    kernel = tl.load(
+                        kernels + (o * (KH * KW) + tap)[None, :] * CHANNELS + c[:, None],
+                        mask=(o < OUTPUTS)[None, :] & (c < CHANNELS)[:, None],
+                        other=0.0,
+                    )
+                    total = tl.dot(values, kernel, total, input_precision=PRECISION)
+        else:
+            for start in range(0, KH * KW * CHANNELS, BLOCK_C):
+                k = start + tl.arange(0, BLOCK_C)
+                tap, c = k // CHANNELS, k % CHANNELS
+                up, left = tap // KW, tap % KW
+                if BACK:
+                    top, side = high[:, None] + PH - up[None, :] * DH, wide[:, None] + PW - left[None, :] * DW
+                    seen = alive[:, None] & (top % SH == 0) & (side % SW == 0)
+                    top, side = top // SH, side // SW
+                else:
+                    top = high[:, None] * SH - PH + up[None, :] * DH
+                    side = wide[:, None] * SW - PW + left[None, :] * DW
+                    seen = alive[:, None]
+                seen = seen & (top >= 0) & (top < HIGH) & (side >= 0) & (side < WIDE)
+                seen = seen & (k < KH * KW * CHANNELS)[None, :]
+                values = tl.load(base[:, None] + (top * WIDE + side) * CHANNELS + c[None, :], mask=seen, other=0.0)
+                kernel = tl.load(
+                    kernels + o[None, :] * (KH * KW * CHANNELS) + k[:, None],
+                    mask=(o < OUTPUTS)[None, :] & (k < KH * KW * CHANNELS)[:, None],
+                    other=0.0,
+                )
+                total = tl.dot(values, kernel, total, input_precision=PRECISION)
+        if BIAS:
+            shift = tl.load(bias + row.to(tl.int64) * bias_row + o, mask=o < OUTPUTS, other=0.0)
+            total += shift[None, :]
+        if POOL > 1:
+            windows: tl.constexpr = BLOCK // (POOL * POOL)
+            each = tl.reshape(total, (windows, POOL * POOL, BLOCK_O))
+            broken = tl.max((each != each).to(tl.int32), axis=1) > 0
+            best, tap_of = tl.max(tl.where(each != each, 0.0, each), axis=1, return_indices=True)
+            positive = best > 0
+            best = tl.where(broken, float("nan"), tl.where(positive, best, 0.0))
+            tap_of = tl.where(positive, tap_of, 255)
+            at = first // (POOL * POOL) + tl.arange(0, windows)
+            where = (row.to(tl.int64) * width * (positions // (POOL * POOL)) + at)[:, None] * OUTPUTS + o[None, :]
+            inside = (at * (POOL * POOL) < limit)[:, None] & (o < OUTPUTS)[None, :]
+            tl.store(out + where, best, mask=inside)
+            tl.store(taken + where, tap_of.to(tl.uint8), mask=inside)
+        else:
+            where = (record * positions + place % positions)[:, None] * OUTPUTS + o[None, :]
+            tl.store(out + where, total, mask=alive[:, None] & (o < OUTPUTS)[None, :])
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def record_gradients(  # type: ignore[no-untyped-def]
+    padded, dy, taken, grads, shifts, squares, lengths, width,
+    HIGH: tl.constexpr, WIDE: tl.constexpr, CHANNELS: tl.constexpr,
+    OUT_HIGH: tl.constexpr, OUT_WIDE: tl.constexpr, OUTPUTS: tl.constexpr,
+    KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr,
+    POOL: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """grads[record, o, tap, c] = Σ_p dy[record, p, o]·x[record, p at tap, c], shifts = Σ_p dy, and squared norms.
+
+    ``squares[record, block]`` are the squared norms of each block of gradients.
+    ``POOL`` > 1: dy belongs to the largest of every POOL × POOL window, ``taken`` says which that was.
+    """
+    record = tl.program_id(0).to(tl.int64)
+    row = record // width
+    if record - row * width < tl.load(lengths + row):
+        taps: tl.constexpr = KH * KW
+        across: tl.constexpr = OUT_WIDE // POOL
+        windows: tl.constexpr = OUT_HIGH // POOL * across
+        k = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)
+        o = tl.program_id(2) * BLOCK_O + tl.arange(0, BLOCK_O)
+        offset = (k // CHANNELS // KW * DH * WIDE + k // CHANNELS % KW * DW) * CHANNELS + k % CHANNELS
+        inside = k < taps * CHANNELS
+        base = padded + record * (HIGH * WIDE * CHANNELS)
+        slopes = record * (windows * OUTPUTS)
+        total = tl.zeros((BLOCK_O, BLOCK_K), dtype=tl.float32)
+        shift = tl.zeros((BLOCK_O,), dtype=tl.float32)
+        for start in range(0, windows, BLOCK):
+            p = start + tl.arange(0, BLOCK)
+            real = p < windows
+            where = slopes + p[None, :] * OUTPUTS + o[:, None]
+            mine = real[None, :] & (o < OUTPUTS)[:, None]
+            slope = tl.load(dy + where, mask=mine, other=0.0)
+            if POOL > 1:
+                chosen = tl.load(taken + where, mask=mine, other=255).to(tl.int32)
+                slope = tl.where(chosen < POOL * POOL, slope, 0.0)
+            shift += tl.sum(slope, 1)
+            for inner in tl.static_range(POOL * POOL):
+                high, wide = p // across * POOL + inner // POOL, p % across * POOL + inner % POOL
+                at = (high * SH * WIDE + wide * SW) * CHANNELS
+                values = tl.load(base + at[:, None] + offset[None, :], mask=real[:, None] & inside[None, :], other=0.0)
+                if POOL > 1:
+                    total = tl.dot(tl.where(chosen == inner, slope, 0.0), values, total, input_precision=PRECISION)
+                else:
+                    total = tl.dot(slope, values, total, input_precision=PRECISION)
+        where = record * (OUTPUTS * CHANNELS * taps) + o[:, None] * (CHANNELS * taps) + k[None, :]
+        tl.store(grads + where, total, mask=(o < OUTPUTS)[:, None] & inside[None, :])
+        square = tl.sum(total * total)
+        if tl.program_id(1) == 0:
+            tl.store(shifts + record * OUTPUTS + o, shift, mask=o < OUTPUTS)
+        block = tl.program_id(1) * tl.num_programs(2) + tl.program_id(2)
+        tl.store(squares + record * (tl.num_programs(1) * tl.num_programs(2)) + block, square)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def weighted_sum(  # type: ignore[no-untyped-def]
+    factors, values, out, width, size, out_row, TAPS: tl.constexpr, CHANNELS: tl.constexpr, BLOCK: tl.constexpr
+):
+    """out[row, p] = Σ_j factors[row, j]·values[row, j, p]; a record with factor 0 is not even read.
+
+    Values come as ``[…, TAPS, CHANNELS]`` and leave as ``[…, CHANNELS, TAPS]``.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    p = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK,), dtype=tl.float32)
+    first = row * width
+    for j in range(width):
+        factor = tl.load(factors + first + j)
+        end = tl.where(factor != 0.0, size, 0)
+        total += factor * tl.load(values + (first + j) * size + p, mask=p < end, other=0.0)
+    inner = p % (TAPS * CHANNELS)
+    turned = p - inner + inner % CHANNELS * TAPS + inner // CHANNELS
+    tl.store(out + row * out_row + turned, total, mask=p < size)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def pool_rectified(  # type: ignore[no-untyped-def]
+    x, out, taken, total,
+    HIGH: tl.constexpr, WIDE: tl.constexpr, CHANNELS: tl.constexpr, OUT_HIGH: tl.constexpr, OUT_WIDE: tl.constexpr,
+    KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr,
+    PH: tl.constexpr, PW: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """out = max(0, largest x of the window), and the tap it came from (255 where that is not positive)."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    c = at % CHANNELS
+    place = at // CHANNELS
+    wide, high = place % OUT_WIDE, place // OUT_WIDE % OUT_HIGH
+    record = place // (OUT_WIDE * OUT_HIGH)
+    best = tl.full((BLOCK,), float("-inf"), dtype=tl.float32)
+    tap_of = tl.full((BLOCK,), 255, dtype=tl.int32)
+    for tap in tl.static_range(KH * KW):
+        top, side = high * SH - PH + tap // KW * DH, wide * SW - PW + tap % KW * DW
+        inside = (at < total) & (top >= 0) & (top < HIGH) & (side >= 0) & (side < WIDE)
+        value = tl.load(x + ((record * HIGH + top) * WIDE + side) * CHANNELS + c, mask=inside, other=float("-inf"))
+        larger = (value > best) | (value != value)
+        best = tl.where(larger, value, best)
+        tap_of = tl.where(larger, tap, tap_of)
+    positive = (best > 0) | (best != best)
+    tl.store(out + at, tl.where(positive, best, 0.0), mask=at < total)
+    tl.store(taken + at, tl.where(positive, tap_of, 255).to(tl.uint8), mask=at < total)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def pool_rectified_back(  # type: ignore[no-untyped-def]
+    dy, taken, dx, total,
+    HIGH: tl.constexpr, WIDE: tl.constexpr, CHANNELS: tl.constexpr, OUT_HIGH: tl.constexpr, OUT_WIDE: tl.constexpr,
+    KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr,
+    PH: tl.constexpr, PW: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """dx = Σ of dy over the windows that took their value here."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    c = at % CHANNELS
+    place = at // CHANNELS
+    wide, high = place % WIDE, place // WIDE % HIGH
+    record = place // (WIDE * HIGH)
+    slope = tl.zeros((BLOCK,), dtype=tl.float32)
+    for tap in tl.static_range(KH * KW):
+        top, side = high + PH - tap // KW * DH, wide + PW - tap % KW * DW
+        inside = (at < total) & (top >= 0) & (side >= 0) & (top % SH == 0) & (side % SW == 0)
+        top, side = top // SH, side // SW
+        inside = inside & (top < OUT_HIGH) & (side < OUT_WIDE)
+        source = ((record * OUT_HIGH + top) * OUT_WIDE + side) * CHANNELS + c
+        mine = inside & (tl.load(taken + source, mask=inside, other=255).to(tl.int32) == tap)
+        slope += tl.load(dy + source, mask=mine, other=0.0)
+    tl.store(dx + at, slope, mask=at < total)

@@ -1,0 +1,99 @@
+"""``sordino reproduce``: lists what can be reproduced, or reproduces it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+NAME_WIDTH = 22
+
+
+class Bar:
+    """Rounds done and time left, over all runs."""
+
+    def __init__(self, quiet: bool) -> None:
+        columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.percentage:.0f} %"))
+        times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+        self.console = Console(stderr=True)
+        self.quiet = quiet
+        self.bars = Progress(*columns, *times, console=self.console, disable=quiet or not self.console.is_terminal)
+        self.task = self.bars.add_task("preparing", total=None)
+
+    def __enter__(self) -> Bar:
+        self.bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.bars.stop()
+
+    def begin(self, rounds: int, runs: int, what: str) -> None:
+        """A new phase of so many rounds."""
+        self.bars.update(self.task, description=f"{what}: {runs} runs", total=rounds, completed=0)
+        self.bars.reset(self.task, total=rounds)
+        if not self.quiet and not self.console.is_terminal:
+            self.console.print(f"{what}: {runs} runs, {rounds} rounds in all", highlight=False)
+
+    def advance(self, rounds: int) -> None:
+        """So many more are done."""
+        self.bars.advance(self.task, rounds)
+
+    def say(self, line: str) -> None:
+        """Print a line above the bar."""
+        if not self.quiet:
+            self.bars.console.print(line, highlight=False)
+
+
+def reproduce(
+    context: typer.Context,
+    name: Annotated[str | None, typer.Argument(help="What to reproduce. Without it: list everything.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Scaled down to under two minutes on two cores.")] = False,
+    device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "cpu",
+    seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds. Default: what the list says.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where it goes. Default: runs/reproduce/NAME.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Folder of the data sets. Default: SORDINO_DATA, or ./data.")
+    ] = None,
+    only: Annotated[
+        str | None, typer.Option(help="Only runs with these words in their labels: 'tight, Dist1|Dist2'.")
+    ] = None,
+    reuse: Annotated[
+        list[Path] | None, typer.Option(help="Folder of another reproduction whose finished runs count too.")
+    ] = None,
+    stack: Annotated[
+        bool | None, typer.Option("--stack/--no-stack", help="Train runs that share a model together. Default: on GPU.")
+    ] = None,
+) -> None:
+    """Reproduce a published table or figure, published beside measured. Interrupted: call it again, it goes on."""
+    from sordino.study import reproduce as study
+
+    if name is None:
+        for one in study.names():
+            experiment = study.get(one)
+            typer.echo(f"{one:<{NAME_WIDTH}}  {experiment.title} [{experiment.cost}; seeds: {experiment.seeds}]")
+        return
+    quiet = bool(context.find_root().params.get("quiet"))
+    with Bar(quiet) as bar:
+        done = study.run(
+            name,
+            out,
+            device=device,
+            quick=quick,
+            seeds=seeds,
+            only=only,
+            data=data,
+            reuse=reuse or (),
+            stack=stack,
+            watch=bar,
+        )
+    console = Console()
+    console.print(done.terminal(console.width))
+    if done.about["left"]:
+        console.print(f"{done.about['left']} of {done.about['runs']} runs are not made yet: call it again to go on")
+    console.print(f"written: {done.folder}/table.md, table.csv, results.json", highlight=False, soft_wrap=True)

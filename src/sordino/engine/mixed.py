@@ -1,0 +1,117 @@
+"""Rows of different methods in one stack: gradients are computed together, each part of the rows has its own rules.
+
+A part is a stretch of rows whose runs do the same at a client, under one broadcast. What comes out is an ordinary
+``Work``: the turn, the gate and the gradient engine do not know that they serve several methods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sordino.client.ask import Question
+from sordino.client.clip import Clip, Public, per_row
+from sordino.client.local import Local, State
+from sordino.client.turn import Work
+from sordino.errors import BadInput
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some rows of a stack: which, what their clients do, and what was broadcast to them."""
+
+    rows: slice
+    work: Work
+    public: Mapping[str, Any]
+
+    @property
+    def count(self) -> int:
+        """How many rows."""
+        return int(self.rows.stop - self.rows.start)
+
+
+def labelled(place: int, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The state or the upload of a part, under names that no other part has."""
+    return {f"{place}/{name}": value for name, value in values.items()}
+
+
+def own(place: int, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Of state or uploads of a mixed stack, what belongs to a part."""
+    start = f"{place}/"
+    return {name.removeprefix(start): value for name, value in values.items() if name.startswith(start)}
+
+
+def mix(parts: Sequence[Part], like: Tensor) -> Work:
+    """One ``Work`` for all rows, each part by its own rules. State and uploads carry the part's place in their names.
+
+    The parts bring their broadcasts along, so that a turn of this work needs no other; ``like`` says dtype and device.
+    """
+    lead = parts[0].work
+    also = tuple(_question(parts, place, like) for place in range(len(lead.also)))
+    return replace(lead, clip=_clip(parts, like), local=_local(parts), also=also)
+
+
+def columns(publics: Sequence[Mapping[str, Any]], like: Tensor) -> dict[str, Any]:
+    """One broadcast for all rows: a value where they agree, else a column of numbers or a vector a row."""
+    merged: dict[str, Any] = {}
+    for name, value in publics[0].items():
+        values = [one[name] for one in publics]
+        if all(isinstance(v, Tensor) for v in values):
+            merged[name] = value if all(v is value for v in values) else torch.stack(values)
+        elif all(v == value for v in values):
+            merged[name] = value
+        elif all(isinstance(v, (int, float)) for v in values):
+            merged[name] = torch.tensor(values, dtype=like.dtype, device=like.device)[:, None]
+        else:
+            raise BadInput(f"runs that broadcast different {name!r} cannot share a stack: run them one by one")
+    return merged
+
+
+def _clip(parts: Sequence[Part], like: Tensor) -> Clip:
+    def factors(losses: Tensor, norms: Tensor, public: Public) -> Tensor:
+        return torch.cat([p.work.clip.factors(losses[p.rows], norms[p.rows], p.public) for p in parts])
+
+    bounds = torch.cat([per_row(p.work.clip.bound(p.public), p.count, like) for p in parts])
+    return Clip("mixed", factors, lambda public: bounds)
+
+
+def _question(parts: Sequence[Part], place: int, like: Tensor) -> Question:
+    asked = [(p, p.work.also[place]) for p in parts]
+    bounds = torch.cat([per_row(one.bound(p.public), p.count, like) for p, one in asked])
+
+    def values(losses: Tensor, norms: Tensor, public: Public) -> Tensor:
+        return torch.cat([one.values(losses[p.rows], norms[p.rows], p.public) for p, one in asked])
+
+    return Question(asked[0][1].what, values, lambda public: bounds)
+
+
+def _local(parts: Sequence[Part]) -> Local:
+    def told(part: Part, answers: Public) -> dict[str, Any]:
+        """The part's broadcast, and what its rows released beside the gradient of this step."""
+        return {**part.public, **{what: heard[part.rows] for what, heard in answers.items()}}
+
+    def update(params: Tensor, state: State, gradient: Tensor, public: Public) -> tuple[Tensor, State]:
+        after: State = {}
+        for place, part in enumerate(parts):
+            here = params[part.rows]
+            moved, left = part.work.local.update(here, own(place, state), gradient[part.rows], told(part, public))
+            if moved.data_ptr() != here.data_ptr():
+                here.copy_(moved)
+            after |= labelled(place, left)
+        return params, after
+
+    def finish(params: Tensor, start: Tensor, state: State, public: Public) -> tuple[dict[str, Tensor], State]:
+        upload: dict[str, Tensor] = {}
+        after: State = {}
+        for place, part in enumerate(parts):
+            here = own(place, state)
+            sent, left = part.work.local.finish(params[part.rows], start[part.rows], here, told(part, public))
+            upload |= labelled(place, sent)
+            after |= labelled(place, left)
+        return upload, after
+
+    return Local("mixed", update, finish)

@@ -1,0 +1,122 @@
+"""How time and memory of a private round grow with clients, records and parameters; each point in its own process."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.table import Table
+
+from sordino.engine.mapped import make_records
+from sordino.errors import SordinoError
+from sordino.study.bench import ours, workloads
+from sordino.study.bench.memory import added
+
+RECORDS = 60
+"""Records of a client where the number of clients grows."""
+
+WARM = 5000
+"""From so many clients on, what is built once (the engine's check, its buffers) takes no share worth a second round."""
+
+AXES: dict[str, Sequence[int]] = {
+    "clients": (10, 100, 1000, 10_000),
+    "records": (32, 128, 512, 2048, 8192),
+    "parameters": (10_000, 100_000, 1_000_000, 10_000_000),
+}
+WORDS = {
+    "clients": f"clients of {RECORDS} records (on disk), one step of 32 each, CNN of 28,938 parameters",
+    "records": "records in the one step of one client, CNN of 28,938 parameters",
+    "parameters": "parameters of a perceptron, one step of 64 of one client",
+}
+Show = Callable[[str], None]
+
+
+def growth(axes: Sequence[str] = tuple(AXES), show: Show = print) -> dict[str, Any]:
+    """By axis: for every size the seconds of a round after a warm-up, and the MB that its peak adds."""
+    found: dict[str, Any] = {}
+    for axis in axes:
+        found[axis] = {"what": WORDS[axis], "points": []}
+        for size in AXES[axis]:
+            show(f"growth with {axis}: {size:,}")
+            found[axis]["points"].append({"size": size, **_in_a_process(axis, size)})
+    return found
+
+
+def _in_a_process(axis: str, size: int) -> dict[str, float]:
+    code = f"from sordino.study.bench.growth import point; print(point({axis!r}, {size}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SordinoError(f"growth with {axis} failed at {size}: {done.stderr[-1000:]}")
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def point(axis: str, size: int) -> str:
+    """One point as JSON, measured in this process. The largest federations are timed in their first round."""
+    run = many_clients(size) if axis == "clients" else _one_client(axis, size)
+    peak, seconds = added(lambda: _timed(run))
+    if axis != "clients" or size < WARM:
+        seconds = _timed(run)
+    return json.dumps({"seconds": seconds, "peak_mb": peak})
+
+
+def _timed(run: Callable[[], None]) -> float:
+    started = time.perf_counter()
+    run()
+    return time.perf_counter() - started
+
+
+def _one_client(axis: str, size: int) -> Callable[[], None]:
+    wide = max(1, size // 795)  # a perceptron on 784 features with 10 classes has 795 parameters a hidden unit
+    work = {
+        "records": workloads.Workload("", 1, 1, size, 10 * size, "robust-hdp-cnn", (1, 28, 28)),
+        "parameters": workloads.Workload("", 1, 1, 64, 640, "mlp", (1, 28, 28), {"hidden": wide}),
+    }[axis]
+    return ours.sordino(workloads.prepare(work))
+
+
+def many_clients(clients: int, model: str = "robust-hdp-cnn") -> Callable[[], None]:
+    """A round of so many clients whose records lie on disk, as long as this process lives."""
+    work = workloads.Workload("", clients, 1, 32, RECORDS, model, (1, 28, 28))
+    folder = tempfile.TemporaryDirectory(prefix="sordino-growth-")
+    x = _random_file(Path(folder.name) / "x.npy", clients * RECORDS, work.shape)
+    y = np.random.default_rng(0).integers(0, 10, len(x))
+    records = make_records(x, y, np.ones(len(y), bool), torch.device("cpu"))
+    task = replace(workloads.prepare(work, pool=1), x=records.x, y=records.y)
+    run = ours.sordino(task, records=records)
+    return lambda: (folder, run())[1]
+
+
+def _random_file(path: Path, count: int, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    """Random records in a file, written piece by piece and mapped."""
+    random = np.random.default_rng(0)
+    written = np.lib.format.open_memmap(path, "w+", np.float32, (count, *shape))
+    for start in range(0, count, 4096):
+        place = written[start : start + 4096]
+        place[:] = random.standard_normal(place.shape, dtype=np.float32)
+    written.flush()
+    del written
+    found: np.ndarray[Any, Any] = np.load(path, mmap_mode="r")
+    return found
+
+
+def growth_table(found: dict[str, Any]) -> Table:
+    """The points as a table, with the cost of one more."""
+    table = Table(header_style="bold")
+    for column in ("grows", "size", "seconds", "µs each", "peak MB"):
+        table.add_column(column, justify="left" if column == "grows" else "right")
+    for axis, one in found.items():
+        for i, at in enumerate(one["points"]):
+            each = 1e6 * at["seconds"] / at["size"]
+            name = f"{axis}: {one['what']}" if i == 0 else ""
+            table.add_row(name, f"{at['size']:,}", f"{at['seconds']:.2f}", f"{each:,.2f}", f"{at['peak_mb']:.0f}")
+    return table

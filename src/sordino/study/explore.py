@@ -1,0 +1,181 @@
+"""What a client's ε would do to a plan: its noise, the aggregate's noise, how often it is drawn, the bound.
+
+Noise is calibrated on a grid of budgets for every client that differs in anything that matters, so that a page can
+interpolate between them. Everything here comes from public facts; no record is touched.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sordino.errors import BadInput
+from sordino.methods import Plan
+from sordino.methods.plan import ClientPlan
+from sordino.methods.selection import Setting, noise_factors
+from sordino.privacy.accounting import calibrate_events
+from sordino.privacy.types import Budget
+from sordino.server import bounds, select
+
+POINTS = 21
+"""Budgets on the grid, evenly spaced in ln ε."""
+
+EXPLORED = 60
+"""Most clients with a slider; of more, evenly many by budget."""
+
+WEIGHTS = {
+    "data-weighted": "size",
+    "weiavg": "budget",
+    "robust-hdp": "least",
+    "factor-hdp": "least",
+    "declared-variance": "least",
+    "column-norm": "least",
+    "optimum": "least",
+}
+"""Which of the three weightings of the page a rule follows, or aims at."""
+
+Array = NDArray[np.float64]
+
+
+def explore(plan: Plan, dimension: int, seed: int = 0) -> dict[str, Any]:
+    """The grid, every client as planned, and for the explored ones z(ε) on the grid (and p(ε), bound(ε) where drawn).
+
+    ``factor`` is V_k = (z S/b)²/(T_k K), ``deviation`` the noise of one coordinate of a client's update.
+    """
+    grid = epsilon_grid([c.budget.epsilon for c in plan.clients])
+    places = _explored(plan)
+    shapes, accountant = _noises(plan, places, grid)
+    curves = {place: _with_own(plan, place, grid, noises) for place, noises in shapes.items()}
+    factors = planned_factors(plan)
+    deviations, ratios = np.sqrt(plan.variances()), plan.noise_to_signal(dimension)
+    steps = int(np.median([c.terms.count for c in plan.clients]))
+    return {
+        "range": [float(grid[0]), float(grid[-1])],
+        "accountant": accountant,
+        "strictest": plan.method.calibration.strictest,
+        "follows": WEIGHTS.get(plan.method.describe()["aggregate"].partition("(")[0]),
+        "rounds": plan.training.rounds,
+        "iterations": plan.training.rounds * steps,
+        "dimension": dimension,
+        "clients": [
+            {
+                "name": c.name,
+                "records": c.records,
+                "epsilon": None if c.budget.is_public else c.budget.epsilon,
+                "noise": c.noise,
+                "deviation": float(deviations[place]),
+                "ratio": float(ratios[place]),
+                "factor": float(factors[place]),
+                "turns": c.turns,
+                "grid": curves[place][0] if place in curves else None,
+                "noises": curves[place][1] if place in curves else None,
+            }
+            for place, c in enumerate(plan.clients)
+        ],
+        "drawn": _drawn(plan, dimension, seed, curves),
+    }
+
+
+def epsilon_grid(epsilons: list[float]) -> Array:
+    """Budgets from a third of the strictest (at most 0.1) to three times the loosest (at least 10)."""
+    finite = [e for e in epsilons if math.isfinite(e)] or [1.0]
+    return np.geomspace(min(0.1, min(finite) / 3), max(10.0, 3 * max(finite)), POINTS)
+
+
+def planned_factors(plan: Plan) -> Array:
+    """V_k = (z_k S/b_k)²/(T_k K), of the plan's own noise; T_k at least 1."""
+    sensitivity = [c.terms.adjacency.sensitivity for c in plan.clients]
+    noises = np.array([c.noise * s for c, s in zip(plan.clients, sensitivity)])
+    taken = np.array([max(1, c.turns) * c.terms.count for c in plan.clients])
+    return np.asarray((noises / np.array([c.terms.divisor for c in plan.clients])) ** 2 / taken)
+
+
+def _explored(plan: Plan) -> list[int]:
+    """Clients with a finite budget and noise to calibrate, from the strictest; evenly thinned where there are many."""
+    if not plan.method.private:
+        return []
+    able = [place for place, c in enumerate(plan.clients) if not c.budget.is_public and c.noise > 0]
+    able.sort(key=lambda place: plan.clients[place].budget.epsilon)
+    return [able[i] for i in np.unique(np.linspace(0, len(able) - 1, min(len(able), EXPLORED)).round().astype(int))]
+
+
+def _noises(plan: Plan, places: list[int], grid: Array) -> tuple[dict[int, list[float]], str]:
+    """z(ε) of the explored clients, by the plan's way to pick noise where that reaches the grid, else by PLD."""
+    distinct: dict[Any, int] = {}
+    for place in places:
+        distinct.setdefault(_shape(plan.clients[place]), place)
+    leads = [plan.clients[place] for place in distinct.values()]
+    templates = [lead.total(max(1, lead.turns)) for lead in leads for _ in grid]
+    targets = [Budget(float(e), lead.budget.delta, lead.budget.adjacency) for lead in leads for e in grid]
+    by = plan.method.calibration.accountant
+    if not leads:
+        return {}, by
+    try:
+        scales = calibrate_events(templates, targets, accountant="pld" if by == "wor-paper" else by)
+    except BadInput:
+        by, scales = "pld", calibrate_events(templates, targets)
+    table = scales.reshape(len(leads), len(grid)) * np.array([[lead.noise] for lead in leads])
+    rows = dict(zip(distinct, table.tolist()))
+    return {place: rows[_shape(plan.clients[place])] for place in places}, "pld" if by == "wor-paper" else by
+
+
+def _with_own(plan: Plan, place: int, grid: Array, noises: list[float]) -> tuple[list[float], list[float]]:
+    """The grid with the budget that the plan calibrated for among its points, so that the page agrees with the plan."""
+    client = plan.clients[place]
+    least = min(c.budget.epsilon for c in plan.clients) if plan.method.calibration.strictest else math.inf
+    own = min(client.budget.epsilon, least)
+    near = math.exp(float(np.interp(math.log(own), np.log(grid), np.log(noises))))
+    if abs(client.noise / near - 1) > 0.03:  # picked by a rule that the grid does not follow
+        return grid.tolist(), noises
+    pairs = {**dict(zip(grid.tolist(), noises)), own: client.noise}
+    return sorted(pairs), [pairs[epsilon] for epsilon in sorted(pairs)]
+
+
+def _shape(client: ClientPlan) -> tuple[Any, ...]:
+    """What noise depends on beside ε: the events with their relative noises, δ, adjacency."""
+    events = client.total(max(1, client.turns))
+    relative = tuple((e.what, e.sampling, e.count, round(e.noise / client.noise, 12)) for e in events)
+    return (relative, client.budget.delta, client.budget.adjacency)
+
+
+def _drawn(
+    plan: Plan, dimension: int, seed: int, curves: dict[int, tuple[list[float], list[float]]]
+) -> dict[str, Any] | None:
+    """Where clients are drawn: p, and for each explored client p_k(ε), the bound and the noise's deviation on its grid.
+
+    Privacy-aware probabilities are solved again at every point, where the rule is the one with the default weight.
+    """
+    schedule = plan.schedule
+    if schedule.probabilities is None or schedule.caps is not None or not plan.method.private:
+        return None
+    setting = Setting(plan.population, plan.training, plan.method.calibration.accountant, dimension, seed)
+    steps = int(np.median([c.terms.count for c in plan.clients]))
+    sizes, iterations = plan.population.sizes, plan.training.rounds * steps
+    weight = select.default_weight(dimension, plan.training.rounds, steps)
+    factors = noise_factors(setting)
+    planned = np.asarray(schedule.probabilities)
+    solved = schedule.rule in ("privacy-aware", "unbiased-compensated")
+    solved = solved and bool(np.allclose(select.privacy_aware(sizes, factors, weight), planned, atol=1e-6))
+
+    def figures(noise: Array, place: int) -> tuple[float, float, float]:
+        p = select.privacy_aware(sizes, noise, weight) if solved else planned
+        rule: Any = (p, select.compensation(p, sizes)) if schedule.rule == "unbiased-compensated" else p
+        (one,) = bounds.rank({"": rule}, sizes, noise, dimension, iterations, clip=plan.training.clip)
+        return float(p[place]), one.bound, math.sqrt(one.noise)
+
+    found: dict[str, list[list[float]]] = {}
+    for place, (_, noises) in curves.items():
+        changed = np.tile(factors, (len(noises), 1))
+        changed[:, place] *= (np.array(noises) / plan.clients[place].noise) ** 2
+        found[str(place)] = [list(column) for column in zip(*(figures(row, place) for row in changed))]
+    return {
+        "rule": schedule.rule,
+        "select": setting.select,
+        "solved": solved,
+        "shares": select.unbiased(sizes).tolist(),
+        "probabilities": planned.tolist(),
+        "figures": found,
+    }

@@ -1,0 +1,190 @@
+"""Tables and figures of the four papers, each from one command: ``sordino reproduce NAME``.
+
+    from sordino.study import reproduce
+
+    reproduce.names()                                     # "robust-hdp/table8", …
+    reproduce.run("robust-hdp/table8", out="runs/table8", device="cuda", only="tight, Dist1|Dist2")
+
+Interrupted: call it again; finished runs are taken from OUT/cells. This package and all it opens need neither pydantic
+nor plotly, so that it runs on a bare GPU machine.
+"""
+
+from __future__ import annotations
+
+import datetime
+import difflib
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Group
+
+from sordino.engine.checkpoint import write_atomic
+from sordino.errors import BadInput
+from sordino.study.reproduce import tables
+from sordino.study.reproduce.experiment import Cell, Entry, Experiment, tuning_cells
+from sordino.study.reproduce.make import Workshop
+from sordino.study.reproduce.packed import pack
+from sordino.study.reproduce.papers import EXPERIMENTS
+from sordino.study.reproduce.runner import STACK_ROWS, Runner, Silent, Watch, chosen_values, matching, settle
+from sordino.study.reproduce.store import Store, commit, hardware, versions
+from sordino.study.result import to_json
+from sordino.study.run import torch_device
+
+__all__ = ["Cell", "Experiment", "Reproduction", "get", "names", "pack", "run"]
+
+
+def names() -> list[str]:
+    """Everything that can be reproduced, paper by paper."""
+    return list(EXPERIMENTS)
+
+
+def get(name: str) -> Experiment:
+    """An experiment by name."""
+    if name not in EXPERIMENTS:
+        near = difflib.get_close_matches(name, EXPERIMENTS, n=3)
+        near += [one for one in EXPERIMENTS if name in one and one not in near]
+        hint = f"did you mean {', '.join(near[:5])}?" if near else f"known: {', '.join(EXPERIMENTS)}"
+        raise BadInput(f"nothing called {name!r} can be reproduced: {hint}")
+    return EXPERIMENTS[name]
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """What is known of an experiment: its table, and what it was made with."""
+
+    experiment: Experiment
+    entries: list[Entry]
+    about: dict[str, Any]
+    folder: Path
+
+    def terminal(self, width: int = 100) -> Group:
+        """For a terminal of so many characters."""
+        return tables.to_terminal(self.experiment, self.entries, self.about, width)
+
+
+def run(
+    name: str,
+    out: str | os.PathLike[str] | None = None,
+    *,
+    device: str = "cpu",
+    quick: bool = False,
+    seeds: int | None = None,
+    only: str | Callable[[Cell], bool] | None = None,
+    data: str | os.PathLike[str] | None = None,
+    reuse: Sequence[str | os.PathLike[str]] = (),
+    stack: bool | None = None,
+    rows: int = STACK_ROWS,
+    minutes: float | None = None,
+    precision: str = "float32",
+    watch: Watch | None = None,
+) -> Reproduction:
+    """Reproduce a table or figure, or go on with it; writes table.md, table.csv, curves.csv and results.json into out.
+
+    Parameters
+    ----------
+    name: one of ``names()``.
+    out: default ``runs/reproduce/NAME``, with ``-quick`` for a quick one.
+    quick: scaled down to under two minutes on two cores; bundled data stands in for data that is not there.
+    seeds: how many, from 0 on; default: what the experiment says.
+    only: the runs to make: words in their block, row, column or seed ("tight, Dist1|Dist2"), or a function of a cell.
+    data: the folder of the data sets; default SORDINO_DATA, or ./data.
+    reuse: folders of other reproductions; a run that is finished there is not made again.
+    stack: train runs that share data and model together; default: on a GPU. ``rows`` caps a stack.
+    minutes: begin nothing new after so long; what was begun is finished.
+    precision: ``"mixed"`` lets a GPU compute activations in TF32; it is noted in results.json.
+    """
+    experiment = get(name)
+    if seeds is not None and seeds < 1:
+        raise BadInput(f"seeds is {seeds}: at least one is needed")
+    where = torch_device(device)
+    folder = Path(out) if out is not None else Path("runs/reproduce") / (name + ("-quick" if quick else ""))
+    folder.mkdir(parents=True, exist_ok=True)
+    started = time.monotonic()
+    workshop = Workshop(None if data is None else Path(data), stand_in=quick, precision=precision)
+    store = Store(folder, [Path(other) for other in reuse])
+    about: dict[str, Any] = {
+        "name": name,
+        "title": experiment.title,
+        "quick": quick,
+        "date": datetime.date.today().isoformat(),
+        "hardware": hardware(where),
+        "commit": commit(),
+        "versions": versions(),
+        "precision": precision,
+    }
+    computed = experiment.compute(quick) if experiment.compute else []
+    about["seconds"] = time.monotonic() - started
+    planned = experiment.planned(quick, seeds)
+    wanted = matching(planned, only)
+    stacked = where.type == "cuda" if stack is None else stack
+    deadline = None if minutes is None else started + 60 * minutes
+    runner = Runner(workshop, store, device, stacked, rows, deadline, watch or Silent())
+    _, missing = chosen_values(experiment, wanted, store)
+    try:
+        if not runner.finish(missing, "choosing values"):
+            runner.finish(settle(wanted, chosen_values(experiment, wanted, store)[0]), "training")
+    finally:  # whatever is there becomes a table, also when a person stops it
+        done = _collected(Reproduction(experiment, computed, about, folder), planned, store, workshop)
+    return done
+
+
+def _collected(begun: Reproduction, planned: tuple[Cell, ...], store: Store, workshop: Workshop) -> Reproduction:
+    """The table of what was computed and of all finished runs, written."""
+    experiment = begun.experiment
+    settled = settle(planned, chosen_values(experiment, planned, store)[0])
+    tuning = list({cell.id: cell for cells in tuning_cells(planned).values() for cell in cells}.values())
+    chose = [one for cell in tuning if (one := store.read(cell)) is not None]
+    shown = [(cell, one) for cell in settled if (one := store.read(cell)) is not None]
+    diverged = sum(1 for _, one in shown if "diverged" in one)
+    notes = [f"Instead of {name}, which was not found, this used {words}." for name, words in workshop.replaced.items()]
+    if diverged:
+        notes.append(f"{diverged} runs diverged and are left out of the means.")
+    finished = chose + [one for _, one in shown]
+    about = begun.about | {
+        "runs": len(planned) + len(tuning),
+        "left": len(planned) + len(tuning) - len(finished),
+        "trained": len(finished),
+        "tuning": len(chose),
+        "seeds": sorted({cell.seed for cell, _ in shown}),
+        "seconds": begun.about["seconds"] + sum(one["seconds"] for one in finished),
+        "hardware": ", ".join(sorted({one["hardware"] for one in finished})) or begun.about["hardware"],
+        "notes": notes,
+    }
+    entries = tables.measured(experiment, settled, store) + begun.entries
+    return _written(Reproduction(experiment, entries, about, begun.folder), settled, store)
+
+
+def _written(done: Reproduction, cells: list[Cell], store: Store) -> Reproduction:
+    experiment, entries = done.experiment, done.entries
+    flat = tables.rows_of(experiment, entries)
+    results = {
+        "_meta": {**done.about, "differs": list(experiment.differs)},
+        "conclusions": tables.conclusions(experiment, entries, done.about),
+        "table": flat,
+        "runs": [_run_row(cell, store) for cell in cells],
+    }
+    results["runs"] = [one for one in results["runs"] if one]
+    pages = {
+        "results.json": to_json(results, indent=1),
+        "table.csv": tables.to_csv(flat),
+        "table.md": tables.to_markdown(experiment, entries, done.about),
+    }
+    if cells:
+        pages["curves.csv"] = tables.curves_csv(experiment, cells, store)
+    for page, text in pages.items():
+        write_atomic(done.folder / page, text.encode())
+    return done
+
+
+def _run_row(cell: Cell, store: Store) -> dict[str, Any] | None:
+    """One finished run in results.json: where it stands and its numbers, without curves."""
+    known = store.read(cell)
+    if known is None:
+        return None
+    kept = ("final", "noise_power", "privacy", "seconds", "diverged")
+    labels = {"block": cell.block, "row": cell.row, "column": cell.column, "seed": cell.seed}
+    return {**labels, "chosen": dict(cell.chosen), **{key: known[key] for key in kept if known.get(key) is not None}}

@@ -1,0 +1,94 @@
+"""From a cell to a prepared run. Data sets, federations and calibrated noise are made once and shared."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sordino import methods
+from sordino.data import Dataset, Federation
+from sordino.methods import Method, noises_of
+from sordino.study.reproduce import packed
+from sordino.study.reproduce.experiment import Cell
+from sordino.study.reproduce.standin import load_or_stand_in
+from sordino.study.run import Prepared, prepare
+
+Noises = list[list[list[float]]]
+
+NOT_FOR_NOISE = ("lr", "server_lr", "clip", "evaluate")
+"""Settings that noise multipliers do not depend on."""
+
+
+@dataclass
+class Workshop:
+    """Makes runs of cells; ``stand_in`` lets small bundled data take the place of a data set that is not there."""
+
+    folder: str | Path | None = None
+    stand_in: bool = False
+    precision: str = "float32"
+    replaced: dict[str, str] = field(default_factory=dict)
+    """Data sets that something else stands in for, and what it is."""
+    _sets: dict[str, Dataset] = field(default_factory=dict)
+    _federations: dict[str, Federation] = field(default_factory=dict)
+    _noises: dict[str, Noises] = field(default_factory=dict)
+
+    def prepared(self, cell: Cell) -> Prepared:
+        """The run of a cell, ready to train."""
+        cell = cell.settled
+        clients = self.federation(cell)
+        method = methods.get(cell.method, cell.parts)
+        key = self._noise_key(cell, clients, method)
+        known = self._noises.get(key)
+        options = dict(cell.model_options)
+        ready = prepare(clients, cell.model, method, cell.seed, options, dict(cell.training), known, self.precision)
+        if known is None:
+            self._noises[key] = noises_of(ready.plan)
+        return ready
+
+    def federation(self, cell: Cell) -> Federation:
+        """The clients of a cell: its data set, dealt out, with budgets."""
+        settings = dict(cell.data)
+        key = _text([settings, cell.budgets, cell.seed])
+        if key not in self._federations:
+            chosen = self._set(settings.pop("name"), settings.pop("options", {}))
+            dealt = chosen.partition(seed=cell.seed, **settings)
+            if cell.budgets is not None:
+                dealt = dealt.with_budgets(seed=cell.seed, **cell.budgets)
+            self._federations[key] = dealt
+        return self._federations[key]
+
+    def _set(self, name: str, options: Mapping[str, Any]) -> Dataset:
+        """Runs that use the same records must use the same arrays, or they could not share a stack."""
+        key = _text([name, dict(options)])
+        if key not in self._sets:
+            if self.stand_in:
+                self._sets[key], instead = load_or_stand_in(name, self.folder, options)
+                if instead:
+                    self.replaced[name] = instead
+            else:
+                self._sets[key] = packed.load(name, self.folder, options)
+        return self._sets[key]
+
+    def _noise_key(self, cell: Cell, clients: Federation, method: Method) -> str:
+        """What noise multipliers depend on. Rules that draw clients also depend on the draw, so on seed and model."""
+        training = {key: value for key, value in cell.training.items() if key not in NOT_FOR_NOISE}
+        asked = [(one.question.what, one.batch, one.share, one.size, one.of) for one in method.ask]
+        drawn = None
+        if method.select.name != "everyone":
+            drawn = [method.select.name, cell.parts.get("select"), cell.seed, cell.model, dict(cell.model_options)]
+        budgets = [(b.epsilon, b.delta, str(b.adjacency)) for b in clients.budgets or ()]
+        who = [clients.sizes.tolist(), budgets, clients.batch_sizes, clients.names]
+        how = [method.private, method.calibration.by, method.calibration.strictest, asked, method.adaptive]
+        return hashlib.sha256(_text([who, how, training, drawn]).encode()).hexdigest()
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, default=_plain)
+
+
+def _plain(value: Any) -> Any:
+    return dict(value) if isinstance(value, Mapping) else str(value)

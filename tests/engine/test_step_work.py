@@ -1,0 +1,65 @@
+"""A step of many stacked rows is one function over rows: no call of Python is made for every client."""
+
+import sys
+
+import numpy as np
+import torch
+
+from sordino.client import gradients
+from sordino.client.clip import flat
+from sordino.client.local import sgd
+from sordino.client.rows import Records, Rows
+from sordino.client.turn import Work, take_turn
+from sordino.models import build
+from sordino.privacy.gate import Gate, Terms
+from sordino.privacy.generators import Batches, Keyed, Turn
+from sordino.privacy.types import Release, Sampling
+
+
+class Counted(Keyed):
+    """Counts draws, and draws nothing: one keyed stream a row is allowed."""
+
+    def __init__(self) -> None:
+        super().__init__("k")
+        self.draws = 0
+
+    def normal(self, turns, what, step, out, scale=None):
+        self.draws += 1
+        return out
+
+
+class Noisy(Gate):
+    private = True
+
+
+def calls(rows: int, steps: int) -> tuple[int, int]:
+    """Calls of functions, Python's and built-in, that a turn makes; and calls of the source of noise."""
+    engine = gradients.build(build("logistic", (20,), 5, 0), "cross-entropy", shape=(20,))
+    records = Records(torch.randn(100, 20), torch.randint(0, 5, (100,)))
+    batches = [Batches(np.tile(np.arange(4), steps), 4 * np.arange(1, steps + 1))] * rows
+    turns = [Turn(f"c{i}", 1) for i in range(rows)]
+    terms = [Terms(Sampling.full(), (("gradient", 1.0),), steps, 4.0)] * rows
+    source = Counted()
+    gate = Noisy(None, source, "run")
+    permit = gate.grant(turns, terms, "r")
+    work = Work(engine, flat(), sgd(), stack=True)
+    start, state = Release.public(torch.zeros(engine.dimension), "w"), Release.public({}, "s")
+    seen = 0
+
+    def count(frame, event, argument):
+        nonlocal seen
+        seen += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        take_turn(work, Rows(turns, batches, records), start, state, {"lr": 0.1, "clip": 1.0}, permit, gate)
+    finally:
+        sys.setprofile(None)
+    return seen, source.draws
+
+
+def test_the_calls_of_a_further_step_do_not_depend_on_the_number_of_rows():
+    few = calls(4, 12)[0] - calls(4, 2)[0]
+    many = calls(64, 12)[0] - calls(64, 2)[0]
+    assert many - few <= 50
+    assert calls(64, 12)[1] == 12
