@@ -24,7 +24,7 @@ from sordino.cli import app
 from sordino.engine.federation.certificates import Keys
 from sordino.engine.federation.policy import Policy
 from sordino.engine.federation.wire import unpack
-from sordino.errors import BadInput, SordinoError
+from sordino.errors import BadInput, BudgetRefused, SordinoError
 from sordino.study.conduct import conduct, set_up
 from sordino.study.file import make_study
 from sordino.study.page import Page, page
@@ -94,7 +94,7 @@ def test_a_second_run_finds_nothing_left_and_the_public_site_goes_on(rig: Rig, t
     del rig.wires.sites["client-02"]
     study = make_study(rig.study, ["deployment.absent='go on'"])
     set_up(tmp_path / "third", study, resume=False)
-    with pytest.raises(SordinoError, match="nobody takes part: no budget pays for one turn"):
+    with pytest.raises(BudgetRefused, match="no site's budget pays for one turn"):
         conduct(tmp_path / "third", rig.wires)
 
 

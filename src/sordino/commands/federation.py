@@ -30,18 +30,17 @@ def certify(
     days: Annotated[float, typer.Option(min=1, help="How long the certificates hold.")] = 365.0,
 ) -> None:
     """Make an authority, a server certificate and a key pair for every site: enough for a trial."""
-    from sordino.cli import out_console
     from sordino.engine.federation.certificates import certify as make
 
     names, hosts = _words(sites), _words(host)
     if not names:
         raise BadInput("--sites names nobody: --sites north,south")
     keys = make(folder, names, hosts, days)
-    out_console.print(f"to everyone       {keys.authority}", highlight=False)
-    out_console.print(f"to the server     {keys.server[0]}, {keys.server[1]}, sites/*.pub", highlight=False)
+    typer.echo(f"to everyone: {keys.authority}")
+    typer.echo(f"to the server: {keys.server[0]}, {keys.server[1]}, {folder / 'sites'}/*.pub")
     for name in names:
-        out_console.print(f"to {name} only    {keys.private(name)}", highlight=False)
-    out_console.print("Whoever has ca.key can make certificates: keep it offline, or delete it.", highlight=False)
+        typer.echo(f"to {name} only: {keys.private(name)}")
+    typer.echo(f"Whoever has {folder / 'ca.key'} can make certificates: keep it offline, or delete it.")
 
 
 def serve(

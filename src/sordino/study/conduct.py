@@ -20,7 +20,7 @@ from sordino.engine import rounds
 from sordino.engine.checkpoint import Checkpoint, write_atomic
 from sordino.engine.federation.coordinator import Coordinator, Transport, agree, check_deployable, enrol, farewell
 from sordino.engine.federation.inbox import Inbox
-from sordino.errors import BadInput, SordinoError
+from sordino.errors import BadInput, BudgetRefused, SordinoError
 from sordino.methods import Plan, adapt
 from sordino.privacy.accounting import composed_epsilon, replace_one_epsilon
 from sordino.study.deploy import Deployment, judge_of, prepare
@@ -152,8 +152,9 @@ def _agreed(
     for name, why in found.items():
         log.warning("%s refused: %s", name, why)
     if not any(payable.values()):
-        why = "; ".join(f"{name}: {reason}" for name, reason in found.items()) or "no budget pays for one turn"
-        raise SordinoError(f"nobody takes part: {why}")
+        if not found:
+            raise BudgetRefused("nobody takes part: no site's budget pays for one turn of this plan")
+        raise SordinoError("nobody takes part: " + "; ".join(f"{name}: {reason}" for name, reason in found.items()))
     write_atomic(file, to_json({"payable": payable, "refused": found}, indent=1).encode())
     return payable
 

@@ -8,8 +8,8 @@ import math
 import os
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from sordino.engine.evaluate import Observer
 from sordino.engine.mapped import make_records
 from sordino.engine.sharded import Shard
 from sordino.engine.simulate import Setup, simulate
+from sordino.engine.threads import threads_for_step
 from sordino.errors import BadInput
 from sordino.methods import Method, Plan, Population, Training
 from sordino.privacy.accounting import composed_epsilon
@@ -40,9 +41,6 @@ from sordino.privacy.types import Budget
 from sordino.study.folder import Folder, planned_noises
 from sordino.study.result import build_result, load_run, save_run, to_json
 from sordino.study.view import PlanView
-
-SMALL_STEP = 500_000
-"""Parameters × records of a step below which one thread is faster than two."""
 
 SHOWN_CLIENTS = 100
 """Above this many clients the running ε is left out of the rounds: it is shown at the end, by the ledger."""
@@ -280,16 +278,9 @@ def _train(
     return done
 
 
-@contextmanager
-def threads_for(plan: Plan, dimension: int) -> Iterator[None]:
-    """One thread for small work: where a step is shorter than waking a second thread, that thread only costs."""
-    before = torch.get_num_threads()
-    if dimension * max(c.terms.divisor for c in plan.clients) < SMALL_STEP:
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+def threads_for(plan: Plan, dimension: int) -> AbstractContextManager[None]:
+    """As many threads as the largest step of a plan is worth."""
+    return threads_for_step(dimension, max(c.terms.divisor for c in plan.clients))
 
 
 def open_accounts(book: Ledger, plan: Plan, run: str) -> dict[str, int]:

@@ -37,7 +37,7 @@ class Link:
         self.keys = keys
         self.home = self.folder / "flower"
         self.home.mkdir(parents=True, exist_ok=True)
-        self.env = environment(self.home)
+        self.env = environment(self.home, poll=1.0)
         self.child: Child | None = None
 
     def __enter__(self) -> Link:

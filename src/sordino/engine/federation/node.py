@@ -90,7 +90,7 @@ class Node:
             arguments += ["--auth-supernode-private-key", str(address.private)]
         self.log = folder / "supernode.log"
         self._read = self.log.stat().st_size if self.log.exists() else 0
-        env = environment(home, write_guard(folder / "guard", starter))
+        env = environment(home, 0.2, write_guard(folder / "guard", starter))
         self.starter = Child([*_module("guard"), str(starter)], env, self.log)
         self.child = Child(arguments, env, self.log)
 

@@ -19,15 +19,18 @@ PATIENCE = 10.0
 """Seconds a process has to end in order before it is killed."""
 
 
-def environment(home: Path, first: Path | None = None) -> dict[str, str]:
-    """Of Flower's processes: a home of its own, no calls home, quick polling; ``first`` comes first on the path."""
+def environment(home: Path, poll: float, first: Path | None = None) -> dict[str, str]:
+    """Of Flower's processes: a home of its own, no calls home, a look for tasks every ``poll`` seconds.
+
+    ``first`` comes first on the path.
+    """
     folders = [str(one) for one in (first, Path(sys.executable).parent) if one is not None]
     return {
         **os.environ,
         "FLWR_HOME": str(home),
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
-        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": f"{poll:g}",
         "PATH": os.pathsep.join([*folders, os.environ.get("PATH", "")]),
     }
 

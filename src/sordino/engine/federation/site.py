@@ -33,6 +33,7 @@ from sordino.engine.federation.policy import (
 )
 from sordino.engine.federation.state import LocalState
 from sordino.engine.federation.wire import Packet, pack, unpack
+from sordino.engine.threads import threads_for_step
 from sordino.errors import BadInput, BudgetRefused
 from sordino.methods import Method, get
 from sordino.methods.plan import ClientPlan
@@ -216,7 +217,8 @@ class Site:
         permit = gate.grant([turn], [terms], request)
         try:  # from here on records are read, and what goes wrong is nobody's business
             batches = self.source.batches(turn, terms.what, terms.sampling, self.declared.records, terms.count)
-            reply = pack(work(Rows([turn], [batches], self.records), permit, gate))
+            with threads_for_step(job.work.engine.dimension, terms.divisor):
+                reply = pack(work(Rows([turn], [batches], self.records), permit, gate))
         except Exception:
             log.exception("%s failed after it was charged; the server is told 'unavailable'", key)
             return wire.unavailable()
