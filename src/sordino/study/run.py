@@ -221,9 +221,11 @@ def train(
 
 def train_prepared(ready: Prepared, device: str = "cpu", callbacks: Sequence[Callback] = ()) -> Run:
     """Train a prepared run with a ledger of its own that ends with it, as ``train`` does without a folder."""
-    with tempfile.TemporaryDirectory(prefix="sordino-") as scratch:
-        with Ledger(Path(scratch) / "ledger.db", durable=False) as book:
-            return _train(ready, book, None, torch_device(device), callbacks, None)
+    with (
+        tempfile.TemporaryDirectory(prefix="sordino-") as scratch,
+        Ledger(Path(scratch) / "ledger.db", durable=False) as book,
+    ):
+        return _train(ready, book, None, torch_device(device), callbacks, None)
 
 
 def _train(
