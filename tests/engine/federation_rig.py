@@ -15,7 +15,8 @@ import sordino as sd
 from sordino.client.rows import Records
 from sordino.data import Federation
 from sordino.engine.checkpoint import Checkpoint
-from sordino.engine.federation.coordinator import Coordinator, agree, enrol
+from sordino.engine.federation.coordinator import Coordinator
+from sordino.engine.federation.exchange import agree, enrol
 from sordino.engine.federation.inbox import Inbox
 from sordino.engine.federation.policy import Declared, Policy
 from sordino.engine.federation.site import Site

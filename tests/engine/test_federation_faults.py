@@ -11,7 +11,7 @@ from federation_rig import Rig, five_clients, table
 
 from sordino.engine.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from sordino.engine.federation import wire
-from sordino.engine.federation.coordinator import offer_of
+from sordino.engine.federation.exchange import offer_of
 from sordino.engine.federation.wire import unpack
 from sordino.methods import noises_of
 from sordino.privacy.ledger import Charge, Plan

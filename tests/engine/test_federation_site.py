@@ -11,7 +11,7 @@ import torch
 from federation_rig import Rig, five_clients, table
 
 from sordino.engine.federation import wire
-from sordino.engine.federation.coordinator import offer_of
+from sordino.engine.federation.exchange import offer_of
 from sordino.engine.federation.policy import Policy
 from sordino.engine.federation.wire import Packet, pack, unpack
 from sordino.privacy.generators import Secret

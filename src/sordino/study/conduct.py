@@ -18,7 +18,8 @@ import torch
 
 from sordino.engine import rounds
 from sordino.engine.checkpoint import Checkpoint, write_atomic
-from sordino.engine.federation.coordinator import Coordinator, Transport, agree, check_deployable, enrol, farewell
+from sordino.engine.federation.coordinator import Coordinator, check_deployable
+from sordino.engine.federation.exchange import Transport, agree, enrol, farewell
 from sordino.engine.federation.inbox import Inbox
 from sordino.errors import BadInput, BudgetRefused, SordinoError
 from sordino.methods import Plan, adapt

@@ -5,11 +5,9 @@ The turn itself is ``client.turn.take_turn`` with one row, the very function a s
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -17,26 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sordino import models
-from sordino.client import gradients
 from sordino.client.rows import Records, Rows
-from sordino.client.turn import Work, answer, take_turn
+from sordino.client.turn import answer, take_turn
 from sordino.engine.federation import wire
-from sordino.engine.federation.policy import (
-    Declared,
-    Policy,
-    Refused,
-    check_bounds,
-    check_layout,
-    check_study,
-    check_terms,
-)
+from sordino.engine.federation.job import Job, accept, canonical, safe, understand
+from sordino.engine.federation.policy import Declared, Policy, Refused, check_bounds
 from sordino.engine.federation.state import LocalState
 from sordino.engine.federation.wire import Packet, pack, unpack
 from sordino.engine.threads import threads_for_step
 from sordino.errors import BadInput, BudgetRefused
-from sordino.methods import Method, get
-from sordino.methods.plan import ClientPlan
 from sordino.privacy.accounting import replace_one_epsilon
 from sordino.privacy.gate import Gate, Permit, Terms
 from sordino.privacy.generators import Secret, Source, Turn
@@ -48,19 +35,6 @@ log = logging.getLogger("sordino.site")
 
 RESENDABLE = 8
 """How many of a run's newest releases are kept for resending: a server may repeat the round under way."""
-
-
-@dataclass(frozen=True)
-class Job:
-    """One run, as this site understood and accepted it."""
-
-    run: str
-    method: Method
-    work: Work
-    terms: Terms
-    asks: tuple[Terms, ...]
-    plan: ClientPlan
-    layout: tuple[tuple[str, tuple[int, ...], int], ...]
 
 
 class Site:
@@ -98,7 +72,7 @@ class Site:
         ledger.open_account(name, budget)
         if source is not None:
             ledger.mark_not_private(name, "a generator was injected at the site: a test, not a deployment")
-        self._understood = lru_cache(maxsize=4)(self._understand)
+        self._understood = lru_cache(maxsize=4)(lambda text: understand(text, self.policy, self.declared, self.budget))
 
     def handle(self, data: bytes) -> bytes:
         """Answer one packet. Never raises: what cannot be told is ``unavailable``."""
@@ -144,7 +118,7 @@ class Site:
             "adjacency": str(self.offered.adjacency),
         }
         try:
-            self._understood(_canonical(brief))
+            self._understood(canonical(brief))
         except BadInput as error:
             log.warning("refused: %s", error)
             return pack(Packet(wire.REFUSED, {**facts, "reason": str(error), "budget": False}))
@@ -232,7 +206,7 @@ class Site:
         """The run is over: what it did not use is free again. Says what this site has spent, by public counts."""
         run = str(packet.facts["run"])
         runs = {standing.plan.run for standing in self.ledger.standings(self.name)}
-        LocalState(self.folder / "runs" / _safe(run), (), 0).forget()
+        LocalState(self.folder / "runs" / safe(run), (), 0).forget()
         if run not in runs:
             return pack(Packet(wire.FACTS, {"name": self.name}))
         self.ledger.close_plan(self.name, run)
@@ -261,39 +235,14 @@ class Site:
     def _job(self, packet: Packet) -> tuple[Job, int]:
         """The run behind a request, checked against the policy and declared in the ledger; turns it can pay."""
         brief, offer = packet.facts["brief"], packet.facts["offer"]
-        method, work, layout = self._understood(_canonical(brief))
-        terms = wire.terms_from_plain(offer["terms"])
-        asks = tuple(wire.terms_from_plain(one) for one in offer["asks"])
-        turns, queries = int(offer["turns"]), tuple(int(q) for q in offer["queries"])
-        if len(queries) != len(asks):
-            raise Refused(f"{len(asks)} questions and {len(queries)} numbers of how often they are asked do not match")
-        most, public = max((turns, *queries)), self.budget.is_public
-        check_terms(self.policy, method, terms, asks, most, self.declared.records, public)
-        parts = (terms, asks, queries)
-        plan = ClientPlan(self.name, self.declared.records, self.offered, turns, *parts, 0.0, method.adaptive)
-        job = Job(_safe(str(brief["run"])), method, work, terms, asks, plan, layout)
+        method, work = self._understood(canonical(brief))
+        plan = accept(self.name, offer, method, self.policy, self.declared, self.offered)
+        job = Job(safe(str(brief["run"])), method, work, plan)
         if not method.private:
             self.ledger.mark_not_private(self.name, f"run {job.run} used {method.name}, which adds no noise")
-            return job, turns
+            return job, plan.turns
         events, whole = plan.declaration()
         return job, self.ledger.declare([LedgerPlan(self.name, job.run, events, whole)])[self.name]
-
-    def _understand(self, text: str) -> tuple[Method, Work, tuple[tuple[str, tuple[int, ...], int], ...]]:
-        """Method, model and gradient engine of a study, built from what is installed here."""
-        brief = json.loads(text)
-        parts = dict(brief["method"])
-        method = get(str(parts.pop("name")), parts)
-        check_study(self.policy, brief, method, self.declared, self.budget)
-        about = brief["model"]
-        template = models.build(
-            about["name"], self.declared.shape, self.declared.classes, int(brief["seed"]), **about["options"]
-        )
-        loss = "cross-entropy" if self.declared.classes is not None else "half-squared-error"
-        engine = gradients.build(template, loss)
-        layout = tuple((name, tuple(shape), offset) for name, shape, offset in engine.layout)
-        check_layout(brief, [[name, list(shape), offset] for name, shape, offset in layout])
-        also = tuple(one.question for one in method.ask if one.batch == "step")
-        return method, Work(engine, method.clip, method.local, also), layout
 
 
 def _sealed(parts: Mapping[str, Release]) -> dict[str, Tensor]:
@@ -306,17 +255,6 @@ def _sealed(parts: Mapping[str, Release]) -> dict[str, Tensor]:
 
 def _place(packet: Packet) -> dict[str, Any]:
     return {"round": int(packet.facts["round"]), "copy": int(packet.facts["copy"])}
-
-
-def _canonical(brief: Any) -> str:
-    return json.dumps(brief, sort_keys=True)
-
-
-def _safe(run: str) -> str:
-    """A run's name as a file name: what a server calls it must not lead out of the folder."""
-    if run.isalnum() and len(run) <= 64:
-        return run
-    return hashlib.sha256(run.encode()).hexdigest()
 
 
 def _number(bound: Tensor | float) -> float:

@@ -1,0 +1,184 @@
+"""Exchanges with sites: packets out, replies in, refusals and silence told apart, and the three talks beside rounds.
+
+Whatever a site sends is data: nothing in it can stop the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from sordino.engine.federation import wire
+from sordino.engine.federation.inbox import Inbox
+from sordino.engine.federation.wire import Packet, pack, unpack
+from sordino.errors import BadInput
+from sordino.methods import Plan
+from sordino.methods.plan import ClientPlan
+
+
+class Transport(Protocol):
+    """How packets reach sites."""
+
+    def names(self) -> set[str]:
+        """The sites that are there now."""
+
+    def exchange(
+        self, requests: Sequence[tuple[str, bytes]], seconds: float, arrived: Callable[[int, bytes], None]
+    ) -> None:
+        """Send packets to sites; call ``arrived`` for each reply as it comes. Ends when all came or the time is up."""
+
+
+@dataclass
+class Heard:
+    """What came of one exchange: replies by row, and why the others are missing."""
+
+    replies: dict[int, Packet] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+    broke: set[str] = field(default_factory=set)
+    """Sites that refused because their budget is used up."""
+    absent: list[str] = field(default_factory=list)
+
+    def add(self, more: Heard) -> None:
+        """What is missing after another exchange of the same round."""
+        self.refused |= more.refused
+        self.broke |= more.broke
+        self.absent += [name for name in more.absent if name not in self.absent]
+
+    def missing(self) -> dict[str, Any]:
+        """Who is missing and why, as a round's record shows it."""
+        found: dict[str, Any] = {}
+        if self.refused:
+            found["refused"] = dict(sorted(self.refused.items()))
+        if self.broke:
+            found["broke"] = sorted(self.broke)
+        if self.absent:
+            found["absent"] = sorted(self.absent)
+        return found
+
+
+def exchange(
+    transport: Transport, requests: Sequence[tuple[str, bytes]], seconds: float, inbox: Inbox | None, phase: str
+) -> Heard:
+    """One exchange with everybody asked. With an ``inbox``, replies that came before a restart are not asked for."""
+    hashes = [wire.digest(data) for _, data in requests]
+    raw: dict[int, bytes] = {}
+    closed = None if inbox is None else inbox.closed(phase)
+    if inbox is not None:
+        raw = {i: kept for i, one in enumerate(hashes) if (kept := inbox.kept(phase, one)) is not None}
+    if closed is not None:
+        raw = {i: one for i, one in raw.items() if hashes[i] in closed}
+    else:
+        missing = [i for i in range(len(requests)) if i not in raw]
+
+        def arrived(place: int, reply: bytes) -> None:
+            i = missing[place]
+            if inbox is not None:
+                inbox.keep(phase, hashes[i], reply)
+            raw[i] = reply
+
+        if missing:
+            transport.exchange([requests[i] for i in missing], seconds, arrived)
+        if inbox is not None:
+            inbox.close(phase, [hashes[i] for i in sorted(raw)])
+    return _sort(requests, raw)
+
+
+ANSWERS = {
+    wire.HELLO: wire.FACTS,
+    wire.OFFER: wire.ACCEPTED,
+    wire.ASK: wire.ANSWER,
+    wire.TURN: wire.UPLOAD,
+    wire.BYE: wire.FACTS,
+}
+"""Which reply answers which request."""
+
+
+def _sort(requests: Sequence[tuple[str, bytes]], raw: Mapping[int, bytes]) -> Heard:
+    """Replies, refusals and silence. Whatever a site sends is data: nothing in it can stop the others."""
+    heard = Heard()
+    for i, (name, request) in enumerate(requests):
+        try:
+            packet = unpack(raw[i]) if i in raw else Packet(wire.UNAVAILABLE)
+            asked = unpack(request)
+            if packet.kind not in (wire.REFUSED, wire.UNAVAILABLE):
+                _check_answers(asked, packet)
+        except BadInput as error:
+            packet = Packet(wire.REFUSED, {"reason": str(error), "budget": False})
+        if packet.kind == wire.REFUSED:
+            heard.refused[name] = str(packet.facts.get("reason", "no reason given"))
+            if packet.facts.get("budget"):
+                heard.broke.add(name)
+        elif packet.kind == wire.UNAVAILABLE:
+            heard.absent.append(name)
+        else:
+            heard.replies[i] = packet
+    return heard
+
+
+def _check_answers(asked: Packet, packet: Packet) -> None:
+    """Refuse a reply to something else than was asked."""
+    if packet.kind != ANSWERS[asked.kind]:
+        raise BadInput(f"it answered {packet.kind!r} to {asked.kind!r}")
+    if asked.kind in (wire.ASK, wire.TURN):
+        for key in ("round", "copy"):
+            if packet.facts.get(key) != asked.facts[key]:
+                raise BadInput(f"it answered for {key} {packet.facts.get(key)!r}, not {asked.facts[key]!r}")
+
+
+def enrol(
+    transport: Transport, brief: dict[str, Any], sites: Sequence[str], seconds: float
+) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+    """Public facts of the sites that are there and willing, in the order of ``sites``, and why others are not."""
+    data = pack(Packet(wire.HELLO, {"brief": brief}))
+    heard = exchange(transport, [(name, data) for name in sites], seconds, None, "hello")
+    found, refused = {}, dict(heard.refused)
+    for i, packet in heard.replies.items():
+        name = sites[i]
+        facts = dict(packet.facts)
+        if facts.get("name") != name:
+            refused[name] = f"it calls itself {facts.get('name')!r}"
+        elif not _sensible(facts):
+            refused[name] = "what it says about itself makes no sense"
+        else:
+            found[name] = facts
+    refused |= dict.fromkeys(heard.absent, "it did not answer")
+    return found, refused
+
+
+def _sensible(facts: Mapping[str, Any]) -> bool:
+    try:
+        return int(facts["records"]) > 0 and float(facts["epsilon"]) > 0 and 0 < float(facts["delta"]) < 1
+    except (KeyError, TypeError, ValueError):
+        return False
+
+
+def offer_of(client: ClientPlan) -> dict[str, Any]:
+    """What a site is asked to declare."""
+    return {
+        "terms": wire.terms_to_plain(client.terms),
+        "asks": [wire.terms_to_plain(one) for one in client.asks],
+        "turns": client.turns,
+        "queries": list(client.queries),
+    }
+
+
+def agree(
+    transport: Transport, brief: dict[str, Any], plan: Plan, seconds: float
+) -> tuple[dict[str, int], dict[str, str]]:
+    """Offer every site its plan; how many turns each can pay (0 where it refused), and the refusals."""
+    taking = [c for c in plan.clients if c.turns > 0 or any(c.queries)]
+    requests = [(c.name, pack(Packet(wire.OFFER, {"brief": brief, "offer": offer_of(c)}))) for c in taking]
+    heard = exchange(transport, requests, seconds, None, "offer")
+    payable = {c.name: 0 for c in taking}
+    for i, packet in heard.replies.items():
+        said = packet.facts.get("payable")
+        payable[taking[i].name] = max(0, said) if isinstance(said, int) else 0
+    return payable, heard.refused | dict.fromkeys(heard.absent, "it did not answer the offer")
+
+
+def farewell(transport: Transport, run: str, names: Sequence[str], seconds: float) -> dict[str, dict[str, Any]]:
+    """Tell everyone that the run is over; what each site says it has spent."""
+    data = pack(Packet(wire.BYE, {"run": run}))
+    heard = exchange(transport, [(name, data) for name in names], seconds, None, "bye")
+    return {names[i]: dict(packet.facts) for i, packet in heard.replies.items()}

@@ -1,0 +1,79 @@
+"""A run as a site understands it: method, model and terms, built from what is installed there and checked by policy."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sordino import models
+from sordino.client import gradients
+from sordino.client.turn import Work
+from sordino.engine.federation import wire
+from sordino.engine.federation.policy import Declared, Policy, Refused, check_layout, check_study, check_terms
+from sordino.methods import Method, get
+from sordino.methods.plan import ClientPlan
+from sordino.privacy.gate import Terms
+from sordino.privacy.types import Budget
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run, as this site understood and accepted it."""
+
+    run: str
+    method: Method
+    work: Work
+    plan: ClientPlan
+
+    @property
+    def terms(self) -> Terms:
+        """Of a turn."""
+        return self.plan.terms
+
+    @property
+    def asks(self) -> tuple[Terms, ...]:
+        """Of questions with a batch of their own."""
+        return self.plan.asks
+
+
+def canonical(brief: Any) -> str:
+    """A study's brief as text, the same for the same study."""
+    return json.dumps(brief, sort_keys=True)
+
+
+def understand(text: str, policy: Policy, declared: Declared, budget: Budget) -> tuple[Method, Work]:
+    """Method, model and gradient engine of a study, built from what is installed here; refused by public parameters."""
+    brief = json.loads(text)
+    parts = dict(brief["method"])
+    method = get(str(parts.pop("name")), parts)
+    check_study(policy, brief, method, declared, budget)
+    about = brief["model"]
+    template = models.build(about["name"], declared.shape, declared.classes, int(brief["seed"]), **about["options"])
+    engine = gradients.build(template, "cross-entropy" if declared.classes is not None else "half-squared-error")
+    check_layout(brief, [[name, list(shape), offset] for name, shape, offset in engine.layout])
+    also = tuple(one.question for one in method.ask if one.batch == "step")
+    return method, Work(engine, method.clip, method.local, also)
+
+
+def accept(
+    name: str, offer: Mapping[str, Any], method: Method, policy: Policy, declared: Declared, offered: Budget
+) -> ClientPlan:
+    """This site's plan for a run, from what the server offers; refused where its limits say so."""
+    terms = wire.terms_from_plain(offer["terms"])
+    asks = tuple(wire.terms_from_plain(one) for one in offer["asks"])
+    turns, queries = int(offer["turns"]), tuple(int(q) for q in offer["queries"])
+    if len(queries) != len(asks):
+        raise Refused(f"{len(asks)} questions and {len(queries)} numbers of how often they are asked do not match")
+    most = max((turns, *queries))
+    check_terms(policy, method, terms, asks, most, declared.records, offered.is_public)
+    return ClientPlan(name, declared.records, offered, turns, terms, asks, queries, 0.0, method.adaptive)
+
+
+def safe(run: str) -> str:
+    """A run's name as a file name: what a server calls it must not lead out of the folder."""
+    if run.isalnum() and len(run) <= 64:
+        return run
+    return hashlib.sha256(run.encode()).hexdigest()
