@@ -26,7 +26,7 @@ from sordino.client.turn import Work
 from sordino.data import Federation
 from sordino.engine.checkpoint import Checkpoint
 from sordino.engine.evaluate import Observer
-from sordino.engine.mapped import make_records
+from sordino.engine.mapped import make_records, pages_of
 from sordino.engine.sharded import Shard
 from sordino.engine.simulate import Setup, simulate
 from sordino.engine.threads import threads_for_step
@@ -109,6 +109,8 @@ class Prepared:
     plan: Plan
     study: dict[str, Any]
     seed: int
+    fixed: nn.Module | None = None
+    """What the model does to a record before its first trained layer: ``engine`` takes it as done."""
 
     @property
     def key(self) -> str:
@@ -144,7 +146,9 @@ def prepare(
     loss = "cross-entropy" if clients.task == "classification" else "half-squared-error"
     if precision not in {"float32", "mixed"}:
         raise BadInput(f"precision {precision!r} is unknown: use float32 or mixed")
-    engine = gradients.build(template, loss, mixed=precision == "mixed")
+    # A map of every record by itself is applied once, not at every step; a mapped file is too large for that.
+    fixed, trained = (None, template) if pages_of(clients.x) is not None else models.split_fixed(template)
+    engine = gradients.build(trained, loss, mixed=precision == "mixed")
     plan = methods.make_plan(chosen, settings, population, engine.dimension, seed, noises)
     study = {
         "data": clients.description,
@@ -162,7 +166,7 @@ def prepare(
         "training": asdict(settings),
         "precision": precision,
     }
-    return Prepared(clients, template, engine, plan, json.loads(to_json(study)), seed)
+    return Prepared(clients, template, engine, plan, json.loads(to_json(study)), seed, fixed)
 
 
 def plan(
@@ -297,10 +301,11 @@ def make_setup(
     clients, plan = ready.clients, ready.plan
     ready.engine.module.to(device)  # what it holds fixed; weights come with every call
     if records is None:
-        records = make_records(clients.x, clients.y, clients.valid, device)
+        records = _after_fixed(ready, make_records(clients.x, clients.y, clients.valid, device))
     central = None
     if clients.central is not None:
-        central = make_records(*clients.central, np.ones(len(clients.central[1]), bool), device)
+        every = np.ones(len(clients.central[1]), bool)
+        central = _after_fixed(ready, make_records(*clients.central, every, device))
     held = [test if len(test) else train for test, train in zip(clients.test, clients.train)]
     also = tuple(one.question for one in plan.method.ask if one.batch == "step")
     work = Work(ready.engine, plan.method.clip, plan.method.local, also, stack=device.type == "cuda")
@@ -317,6 +322,11 @@ def make_setup(
         payable=payable,
         spending=lambda turns: spending(plan, turns),
     )
+
+
+def _after_fixed(ready: Prepared, records: Records) -> Records:
+    """Records as the first trained layer sees them."""
+    return records if ready.fixed is None else replace(records, x=models.apply_fixed(ready.fixed, records.x))
 
 
 def spending(plan: Plan, turns: np.ndarray) -> dict[str, float] | None:
