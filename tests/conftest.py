@@ -1,7 +1,12 @@
 """Small real federations that many tests share."""
 
+import os
+
 import pytest
 import torch
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports Triton: its interpreter needs no GPU
 
 import sordino as sd
 

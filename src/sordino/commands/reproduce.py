@@ -76,7 +76,9 @@ def reproduce(
     if name is None:
         for one in study.names():
             experiment = study.get(one)
-            typer.echo(f"{one:<{NAME_WIDTH}}  {experiment.title} [{experiment.cost}; seeds: {experiment.seeds}]")
+            typer.echo(
+                f"{one:<{NAME_WIDTH}}  {experiment.title} [estimate: {experiment.cost}; seeds: {experiment.seeds}]"
+            )
         return
     quiet = bool(context.find_root().params.get("quiet"))
     with Bar(quiet) as bar:

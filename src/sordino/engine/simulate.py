@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -115,13 +115,22 @@ def open_round(setup: Setup, state: Checkpoint, number: int, taken: Index) -> Op
     plan = setup.plan
     left = rounds.turns_left(plan, setup.payable) - taken
     called = rounds.who_can_pay(plan, state.server, left, plan.schedule.round(number))
+    own = rounds.own_questions(plan) if len(called.clients) else []
+    asked = [[plan.clients[i].asks[place] for i in called.clients] for place in range(len(own))]
+    # Where no answer changes who trains or for how long, questions and turns are one charge.
+    at_once = plan.schedule.caps is None and not plan.method.adaptive
+    permits = []
+    if at_once:
+        permits = _grant(setup, state, number, called, [*asked, rounds.turn_terms(plan, state.server, called)])
     heard = {}
-    for place, ask in enumerate(rounds.own_questions(plan) if len(called.clients) else ()):
-        heard[ask.question.what] = _ask(setup, state, number, called, ask, place)
+    for ask, terms in zip(own, asked):
+        permit = permits.pop(0) if at_once else _grant(setup, state, number, called, [terms])[0]
+        heard[ask.question.what] = _ask(setup, state, number, called, ask, permit)
     called, heard = rounds.who_trains(plan, called, heard, taken)
     public = rounds.broadcast(plan, state.server)
-    terms = rounds.turn_terms(plan, state.server, called)
-    return Opened(number, called, heard, public, _grant(setup, state, number, called, terms, public))
+    if not at_once:
+        permits = _grant(setup, state, number, called, [rounds.turn_terms(plan, state.server, called)])
+    return Opened(number, called, heard, public, permits[0])
 
 
 def close_round(setup: Setup, state: Checkpoint, opened: Opened, uploads: dict[str, Any]) -> dict[str, Any]:
@@ -134,14 +143,12 @@ def close_round(setup: Setup, state: Checkpoint, opened: Opened, uploads: dict[s
     return closed | seen
 
 
-def _ask(setup: Setup, state: Checkpoint, number: int, called: Round, ask: Ask, place: int) -> Tensor:
-    """Ask everyone called, charge first, and let the server conclude; returns the answers, one a row."""
-    plan, public = setup.plan, rounds.broadcast(setup.plan, state.server)
-    terms = [plan.clients[i].asks[place] for i in called.clients]
-    permit = _grant(setup, state, number, called, terms, public)
+def _ask(setup: Setup, state: Checkpoint, number: int, called: Round, ask: Ask, permit: Permit) -> Tensor:
+    """Ask everyone called and let the server conclude; returns the answers, one a row."""
+    public = rounds.broadcast(setup.plan, state.server)
     start = Release.public(state.weights, "weights from the server")
-    answers = torch.zeros(len(terms), device=state.weights.device)
-    for rows in _own_chunks(setup, called.clients, terms):
+    answers = torch.zeros(len(permit.terms), device=state.weights.device)
+    for rows in _own_chunks(setup, called.clients, permit.terms):
         part = permit.split(rows)
         drawn = draw_rows(setup, called.clients[rows], part)
         heard = told(public, called.clients[rows])
@@ -196,13 +203,15 @@ def _room(count: int, like: Tensor) -> Tensor:
     return like.new_zeros(count, *like.shape[1:])
 
 
-def _grant(
-    setup: Setup, state: Checkpoint, number: int, called: Round, terms: list[Terms], public: dict[str, Any]
-) -> Permit:
+def _grant(setup: Setup, state: Checkpoint, number: int, called: Round, each: Sequence[list[Terms]]) -> list[Permit]:
+    """Charge everyone called for all of these, in one transaction; a permit for each."""
+    public = rounds.broadcast(setup.plan, state.server)
     names = [setup.plan.clients[i].name for i in called.clients]
     turns = [Turn(name, number, int(copy), setup.key) for name, copy in zip(names, called.copies)]
     request = fingerprint(state.weights, number, *(part for item in sorted(public.items()) for part in item))
-    return setup.gate.grant(turns, terms, request)
+    granted = setup.gate.grant(turns * len(each), [one for terms in each for one in terms], request)
+    count = len(turns)
+    return [granted.split(range(place * count, (place + 1) * count)) for place in range(len(each))]
 
 
 def draw_rows(setup: Setup, clients: Index, permit: Permit) -> Rows:

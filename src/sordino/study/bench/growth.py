@@ -63,16 +63,17 @@ def _in_a_process(axis: str, size: int) -> dict[str, float]:
 def point(axis: str, size: int) -> str:
     """One point as JSON, measured in this process. The largest federations are timed in their first round."""
     run = many_clients(size) if axis == "clients" else _one_client(axis, size)
-    peak, seconds = added(lambda: _timed(run))
+    peak, (seconds, used) = added(lambda: _timed(run))
     if axis != "clients" or size < WARM:
-        seconds = _timed(run)
-    return json.dumps({"seconds": seconds, "peak_mb": peak})
+        seconds, used = _timed(run)
+    return json.dumps({"seconds": seconds, "cpu_seconds": used, "peak_mb": peak})
 
 
-def _timed(run: Callable[[], None]) -> float:
-    started = time.perf_counter()
+def _timed(run: Callable[[], None]) -> tuple[float, float]:
+    """Seconds on the clock, and of all cores: the latter says what others' load did to the former."""
+    started, used = time.perf_counter(), time.process_time()
     run()
-    return time.perf_counter() - started
+    return time.perf_counter() - started, time.process_time() - used
 
 
 def _one_client(axis: str, size: int) -> Callable[[], None]:
@@ -112,11 +113,12 @@ def _random_file(path: Path, count: int, shape: tuple[int, ...]) -> np.ndarray[A
 def growth_table(found: dict[str, Any]) -> Table:
     """The points as a table, with the cost of one more."""
     table = Table(header_style="bold")
-    for column in ("grows", "size", "seconds", "µs each", "peak MB"):
+    for column in ("grows", "size", "seconds", "µs each", "CPU seconds", "peak MB"):
         table.add_column(column, justify="left" if column == "grows" else "right")
     for axis, one in found.items():
         for i, at in enumerate(one["points"]):
             each = 1e6 * at["seconds"] / at["size"]
             name = f"{axis}: {one['what']}" if i == 0 else ""
-            table.add_row(name, f"{at['size']:,}", f"{at['seconds']:.2f}", f"{each:,.2f}", f"{at['peak_mb']:.0f}")
+            times = f"{at['seconds']:.2f}", f"{each:,.2f}", f"{at['cpu_seconds']:.2f}"
+            table.add_row(name, f"{at['size']:,}", *times, f"{at['peak_mb']:.0f}")
     return table

@@ -152,10 +152,20 @@ def _collected(begun: Reproduction, planned: tuple[Cell, ...], store: Store, wor
         "seeds": sorted({cell.seed for cell, _ in shown}),
         "seconds": begun.about["seconds"] + sum(one["seconds"] for one in finished),
         "hardware": ", ".join(sorted({one["hardware"] for one in finished})) or begun.about["hardware"],
+        "versions": _versions(finished) or begun.about["versions"],
         "notes": notes,
     }
     entries = tables.measured(experiment, settled, store) + begun.entries
     return _written(Reproduction(experiment, entries, about, begun.folder), settled, store)
+
+
+def _versions(runs: Sequence[dict[str, Any]]) -> dict[str, str]:
+    """What the runs were made with, which need not be what their table is written with."""
+    found: dict[str, set[str]] = {}
+    for one in runs:
+        for name, version in one.get("versions", {}).items():
+            found.setdefault(name, set()).add(str(version))
+    return {name: ", ".join(sorted(each)) for name, each in found.items()}
 
 
 def _written(done: Reproduction, cells: list[Cell], store: Store) -> Reproduction:

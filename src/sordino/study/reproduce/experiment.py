@@ -184,7 +184,7 @@ class Experiment:
     Attributes
     ----------
     name, title: ``paper/tableN`` or ``paper/figureN``, and what it shows.
-    cost: what it takes at full size.
+    cost: what it takes at full size; times are estimates until a page in docs/results has measured them.
     measures: the numbers that are read from every run; the first decides where values are searched.
     published: numbers of the paper by place, one for each measure, as shown; None where the paper has none.
     cells: the training runs, for one seed.

@@ -185,6 +185,8 @@ def _about(about: Mapping[str, Any]) -> str:
     words.append(f"{about['seconds']:.0f} s")
     words.append(f"sordino {about['versions']['sordino']}" + (f", commit {about['commit']}" if about["commit"] else ""))
     words.append(f"torch {about['versions']['torch']}")
+    if about.get("precision", "float32") != "float32":
+        words.append(f"{about['precision']} precision")
     return "; ".join(words) + "."
 
 

@@ -102,8 +102,8 @@ def utility_cells(data: str) -> tuple[Cell, ...]:
         for place, (dist, lr) in enumerate(zip(DISTS, RATES[data][row])):
             cells.append(_cell(data, AS_PUBLISHED, row, method, place, lr, {"calibrate": calibrate}, dist))
     ours: tuple[tuple[str, str, str, dict[str, object]], ...] = (
-        ("random-effects, averaged", "random-effects", "Robust-HDP", {"server": "ema"}),
-        ("factor-hdp, averaged", "factor-hdp", "Robust-HDP", {"server": "ema"}),
+        ("random-effects with EMA", "random-effects", "Robust-HDP", {"server": "ema"}),
+        ("factor-hdp with EMA", "factor-hdp", "Robust-HDP", {"server": "ema"}),
         ("WeiAvg", "weiavg", "WeiAvg", {}),
     )
     for row, method, rates, parts in ours:
@@ -147,7 +147,7 @@ def _utility(data: str, number: int, shown: str) -> Experiment:
         },
         differs=(
             "The second block is not in the paper: the same budgets, noise calibrated by the tight accountant, "
-            "the paper's learning rates (Robust-HDP's row for random-effects and factor-hdp); averaged: what is shown "
+            "the paper's learning rates (Robust-HDP's row for random-effects and factor-hdp); EMA: what is shown "
             "is an exponential average of the global model, which is free.",
             "Pixels are standardised by the constants 0.1307 and 0.3081, which the paper does not mention and its "
             "authors' code does: without it every rule ends several points lower, because gradients are shorter for "

@@ -1,0 +1,112 @@
+"""The GPU's kernels, run by Triton's interpreter on a CPU: they give what the engine without them gives."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from sordino.client.gradients import fused
+from sordino.client.gradients.fast import Fast
+from sordino.client.gradients.losses import loss_by_name
+from sordino.client.gradients.segments import Segments
+from sordino.privacy.generators import Keyed, Turn
+
+pytest.importorskip("triton", reason="pip install triton runs the GPU's kernels on a CPU")
+pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="the kernels run on the GPU here")
+
+LOSS = loss_by_name("cross-entropy")
+ROWS, WIDTH, CLASSES = 3, 4, 3
+
+
+def pooled_pairs() -> nn.Module:
+    """Convolution, rectifier and pool twice: one kernel each; 13 is not a multiple of the pool."""
+    return nn.Sequential(
+        nn.Conv2d(1, 5, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(5, 18, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(18 * 9, CLASSES),
+    )  # fmt: skip
+
+
+def odd_shapes() -> nn.Module:
+    """Stride, dilation, an overlapping pool with padding, more channels than a block, no bias."""
+    return nn.Sequential(
+        nn.Conv2d(1, 6, 3, padding=1, stride=2), nn.ReLU(), nn.MaxPool2d(3, stride=1, padding=1),
+        nn.Conv2d(6, 18, 3, padding=1, bias=False), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(18, 20, 2, dilation=2), nn.Flatten(), nn.Linear(20, CLASSES),
+    )  # fmt: skip
+
+
+@pytest.fixture
+def interpreted(monkeypatch):
+    monkeypatch.setattr(fused, "INTERPRETED", True)
+
+
+def graded(model, stacked, params, x, y, mask, factors, monkeypatch):
+    monkeypatch.setattr(fused, "INTERPRETED", stacked)
+    engine = Fast(model, LOSS, stack=True)
+    found = engine(params, x, y, mask)
+    losses, norms = found.losses.clone(), found.norms.clone()
+    return losses, norms, found.pull(factors), {plan.reason for plan in engine.describe()}
+
+
+@pytest.mark.parametrize("network", [pooled_pairs, odd_shapes])
+def test_kernels_give_the_losses_norms_and_sums_of_the_engine_without_them(network, monkeypatch):
+    torch.manual_seed(0)
+    model = network()
+    dimension = sum(p.numel() for p in model.parameters())
+    flat = torch.cat([p.detach().flatten() for p in model.parameters()])
+    params = flat + 0.05 * torch.randn(ROWS, dimension)
+    x, y = torch.randn(ROWS, WIDTH, 1, 13, 13), torch.randint(0, CLASSES, (ROWS, WIDTH))
+    mask = torch.ones(ROWS, WIDTH, dtype=torch.bool)
+    mask[0, 2:] = False  # padding at the end, which no kernel computes
+    mask[2, 1] = False  # a null record in the middle
+    x[1, 1, 0, 3, 3] = float("nan")
+    given = (params, x, y, mask, torch.rand(ROWS, WIDTH), monkeypatch)
+    losses, norms, sums, ways = graded(model, False, *given)
+    seen_losses, seen_norms, seen_sums, seen_ways = graded(model, True, *given)
+    assert seen_ways != ways, "the kernels must have been used"
+    usable = torch.isfinite(norms)
+    assert not usable[1, 1]
+    assert torch.equal(torch.isfinite(seen_norms), usable), "a record that is not finite is seen by both"
+    assert torch.allclose(seen_losses[usable], losses[usable], rtol=1e-5)
+    assert torch.allclose(seen_norms[usable], norms[usable], rtol=1e-5)
+    assert torch.allclose(seen_sums, sums, rtol=1e-4, atol=1e-5)
+    assert torch.isfinite(seen_sums).all(), "a record with factor zero is not even read"
+
+
+def test_a_record_with_factor_zero_is_not_read_whatever_it_holds(interpreted):
+    values = torch.randn(6, 10)
+    values[4] = float("nan")
+    factors = torch.tensor([1.0, 2.0, 0.5, 1.0, 0.0, 3.0])
+    out = torch.empty(2, 10)
+    Segments.regular(2, 3).weighted(factors, values, out)
+    wanted = torch.stack([values[0] + 2 * values[1] + 0.5 * values[2], values[3] + 3 * values[5]])
+    assert torch.allclose(out, wanted, atol=1e-6)
+
+
+def test_noise_depends_on_row_step_and_column_alone_and_is_standard_normal():
+    from sordino.privacy import noise_cuda  # needs triton
+
+    keys = torch.tensor([7, -3, 7])
+    first = noise_cuda.fill(torch.empty(3, 3000), keys, 0)
+    assert torch.equal(first[0], first[2]), "the same key is the same stream, wherever the row lies"
+    assert torch.equal(noise_cuda.fill(torch.empty(1, 100), keys[1:2], 0)[0], first[1, :100])
+    later = noise_cuda.fill(torch.empty(3, 3000), keys, 1)
+    both = torch.stack([first[0], first[1], later[0], later[1]]).double().numpy()
+    assert np.abs(np.corrcoef(both) - np.eye(4)).max() < 0.1
+    assert np.abs(both.mean()) < 0.05
+    assert both.var() == pytest.approx(1, abs=0.05)
+
+
+def test_a_turns_keys_are_made_once_for_all_its_steps():
+    source = Keyed("run")
+    turns = [Turn("a", 1), Turn("b", 1)]
+    held = source._keys_on(turns, "gradient", torch.device("cpu"))
+    assert source._keys_on(turns, "gradient", torch.device("cpu")) is held
+    other = source._keys_on([Turn("a", 2), Turn("b", 1)], "gradient", torch.device("cpu"))
+    assert other[1] == held[1]
+    assert other[0] != held[0]
+    assert source._keys_on(turns, "loss", torch.device("cpu"))[0] != held[0]
