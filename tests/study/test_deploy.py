@@ -21,7 +21,7 @@ from federation_rig import Rig, five_clients, table
 
 import sordino as sd
 from sordino.cli import app
-from sordino.engine.federation.certificates import Keys
+from sordino.engine.federation.certificates import Keys, certify
 from sordino.engine.federation.policy import Policy
 from sordino.engine.federation.wire import unpack
 from sordino.errors import BadInput, BudgetRefused, SordinoError
@@ -218,3 +218,39 @@ def test_certify_makes_keys_that_others_cannot_read(tmp_path: Path):
 
 def test_status_of_a_folder_without_a_run(tmp_path: Path):
     assert "holds no deployed run" in str(CliRunner().invoke(app, ["status", str(tmp_path)]).exception)
+
+
+def serve_file(tmp_path: Path, clients) -> Path:
+    lines = []
+    for section, keys in table("dp-fedavg", clients, **STEPS).items():
+        lines += [f"[{section}]", *(f"{key} = {json.dumps(value)}" for key, value in keys.items())]
+    path = tmp_path / "study.toml"
+    path.write_text("\n".join(lines))
+    return path
+
+
+def test_serve_says_where_keys_come_from(tmp_path: Path, clients):
+    arguments = ["serve", str(serve_file(tmp_path, clients)), "--keys", str(tmp_path / "none"), "--out"]
+    run = CliRunner().invoke(app, [*arguments, str(tmp_path / "run")])
+    assert isinstance(run.exception, BadInput)
+    assert "make keys with `sordino certify" in str(run.exception)
+
+
+def test_serve_does_not_start_with_a_certificate_that_is_over(tmp_path: Path, clients):
+    certify(tmp_path / "old", ["client-00"], days=-1)
+    arguments = ["serve", str(serve_file(tmp_path, clients)), "--keys", str(tmp_path / "old"), "--out"]
+    run = CliRunner().invoke(app, [*arguments, str(tmp_path / "run")])
+    assert "and not now: make new keys" in str(run.exception)
+
+
+def test_joining_without_tls_needs_a_word_and_warns(tmp_path: Path):
+    site = tmp_path / "SITE.toml"
+    site.write_text(
+        '[site]\nname = "a"\nserver = "127.0.0.1:1"\n[data]\npath = "a.npz"\n[data.schema]\nclasses = [0, 1]\n'
+        "[budget]\nepsilon = 1.0\ndelta = 1e-5\n"
+    )
+    np.savez(tmp_path / "a.npz", x=np.zeros((4, 2), dtype=np.float32), y=np.array([0, 1, 0, 1]))
+    assert "[keys] is missing" in str(CliRunner().invoke(app, ["join", str(site)]).exception)
+    run = CliRunner().invoke(app, ["join", str(site), "--insecure", "--wait", "1"])
+    assert "WARNING" in run.output
+    assert "nobody answers at 127.0.0.1:1 after 1 s" in str(run.exception)

@@ -80,6 +80,21 @@ def certify(folder: Path, sites: Sequence[str], hosts: Sequence[str] = (), days:
     return keys
 
 
+def check_in_force(certificate: Path) -> None:
+    """Refuse a certificate that is over, or not yet in force, before somebody else does it with fewer words."""
+    try:
+        found = x509.load_pem_x509_certificate(certificate.read_bytes())
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{certificate} is no certificate ({error})") from None
+    now = datetime.datetime.now(datetime.UTC)
+    if not found.not_valid_before_utc <= now <= found.not_valid_after_utc:
+        since, until = found.not_valid_before_utc, found.not_valid_after_utc
+        raise BadInput(
+            f"{certificate} is in force from {since:%Y-%m-%d %H:%M} to {until:%Y-%m-%d %H:%M} UTC, and not now: "
+            "make new keys with `sordino certify` in a new folder, and give every site the new ca.crt"
+        )
+
+
 def _authority_and_server(keys: Keys, hosts: Sequence[str], days: float) -> None:
     now = datetime.datetime.now(datetime.UTC)
     # A day back, so that clocks need not agree to the second; a certificate that is over already stays so.

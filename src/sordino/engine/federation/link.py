@@ -7,7 +7,7 @@ import logging
 from pathlib import Path
 
 from sordino.engine.checkpoint import write_atomic
-from sordino.engine.federation.certificates import Keys
+from sordino.engine.federation.certificates import Keys, check_in_force
 from sordino.engine.federation.processes import Child, call, command, environment, wait_for_port, wait_until_free
 from sordino.engine.federation.shell import write_shell
 from sordino.errors import BadInput, SordinoError
@@ -66,6 +66,7 @@ class Link:
             for one in (self.keys.authority, certificate, private):
                 if not one.exists():
                     raise BadInput(f"{one} does not exist: make keys with `sordino certify {self.keys.folder}`")
+            check_in_force(certificate)
             arguments += ["--ssl-ca-certfile", str(self.keys.authority.resolve())]
             arguments += ["--ssl-certfile", str(certificate.resolve()), "--ssl-keyfile", str(private.resolve())]
             arguments.append("--enable-supernode-auth")
