@@ -1,4 +1,4 @@
-"""Conv1d and Conv2d: native convolutions in channels-last order, and four ways to per-record gradients."""
+"""Conv1d and Conv2d: native convolutions in channels-last order, and five ways to per-record gradients."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class ConvLayer:
         weight, bias = self._weight(tape), self._bias(tape)
         saved: Saved = (x4,)
         if tape.stacked and self._fused(x4):
-            out, _ = fused.forward(x4, weight, bias, self.geometry, tape)
+            out, _ = fused.forward(x4, weight, bias, self.geometry, tape.lengths, tape.mixed)
         elif tape.stacked:
             out, saved = self._stacked_forward(x4, weight, bias)
         elif isinstance(self.way, ways.Planes) and self.inputs == 1 and x4.device.type == "cpu":
@@ -84,7 +84,7 @@ class ConvLayer:
         weight = self._weight(tape)
         if tape.stacked and self._fused(dy4):
             size = (saved[0].shape[2], saved[0].shape[3])
-            dx = fused.input_gradient(dy4, weight, size, self.geometry, tape)
+            dx = fused.input_gradient(dy4, weight, size, self.geometry, tape.lengths, tape.mixed)
         elif tape.stacked:
             dx = self._stacked_input_gradient(dy4, saved[0], weight)
         else:
@@ -117,13 +117,13 @@ class ConvLayer:
         """Convolution, the largest of each pool × pool window, rectified; and which it was."""
         self._choose(x)
         weight, bias = self._weight(tape), self._bias(tape)
-        out, taken = fused.forward(x, weight, bias, self.geometry, tape, pool)
+        out, taken = fused.forward(x, weight, bias, self.geometry, tape.lengths, tape.mixed, pool)
         return out, (x, taken)
 
     def backward_pooled(self, dy: Tensor, saved: Saved, tape: Tape, pool: Geometry, further: bool) -> Tensor:
         """Record the layer from the gradient of its pooled output; differentiate its input where asked."""
         x, taken = saved
-        if not further and self.weight_slot is not None and isinstance(self.way, fused.Fused):
+        if not further and self.weight_slot is not None and isinstance(self.way, ways.Fused):
             flat = dy.permute(0, 2, 3, 1).flatten(1, 2)
             self.way.record_pooled(self.name, x, flat, taken, pool.kernel[0], tape)
             self._record_bias(flat, tape)
@@ -183,7 +183,7 @@ class ConvLayer:
     def _record_bias(self, last: Tensor, tape: Tape) -> None:
         if self.bias_slot is not None:
             shift = tape.room(self.name, "bias", (self.outputs,), last)
-            if not isinstance(self.way, fused.Fused):
+            if not isinstance(self.way, ways.Fused):
                 torch.sum(last, 1, out=shift)
             tape.squares.append(squared_norms(shift))
 

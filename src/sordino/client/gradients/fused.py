@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from sordino.client.gradients.patches import Geometry, Pair, last_padded
-
-if TYPE_CHECKING:
-    from sordino.client.gradients.segments import Segments
-    from sordino.client.gradients.tape import Held, Saved, Sums, Tape
-    from sordino.client.gradients.types import Slot
 
 FULL, MIXED = "tf32x3", "tf32"
 POOL_TAPS = 64
@@ -45,7 +39,7 @@ def _folded(geometry: Geometry) -> dict[str, int]:
 
 
 def forward(
-    x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, tape: Tape, pool: int = 1
+    x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, lengths: Tensor, mixed: bool, pool: int = 1
 ) -> tuple[Tensor, Tensor]:
     """The convolution of ``x[n, c, h, w]`` with every row's ``weight[rows, o, c, kh, kw]``, channels last.
 
@@ -53,17 +47,18 @@ def forward(
     """
     size = geometry.output(x.shape[2], x.shape[3])
     kernels = weight.permute(0, 1, 3, 4, 2).contiguous()
-    return _convolve(_last(x), kernels, bias, weight.shape[1], size, geometry, tape, False, pool)
+    return _convolve(_last(x), kernels, bias, weight.shape[1], size, geometry, lengths, mixed, False, pool)
 
 
-def input_gradient(dy: Tensor, weight: Tensor, size: Pair, geometry: Geometry, tape: Tape) -> Tensor:
+def input_gradient(dy: Tensor, weight: Tensor, size: Pair, geometry: Geometry, lengths: Tensor, mixed: bool) -> Tensor:
     """Gradient of the input, ``[n, c, *size]``, from the output's."""
     kernels = weight.permute(0, 2, 3, 4, 1).contiguous()
-    return _convolve(_last(dy), kernels, None, weight.shape[2], size, geometry, tape, True, 1)[0]
+    return _convolve(_last(dy), kernels, None, weight.shape[2], size, geometry, lengths, mixed, True, 1)[0]
 
 
 def _convolve(
-    x: Tensor, kernels: Tensor, bias: Tensor | None, outputs: int, size: Pair, geometry: Geometry, tape: Tape,
+    x: Tensor, kernels: Tensor, bias: Tensor | None, outputs: int, size: Pair, geometry: Geometry, lengths: Tensor,
+    mixed: bool,
     back: bool, pool: int,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     from sordino.client.gradients import kernels as triton_kernels
@@ -77,61 +72,42 @@ def _convolve(
     block = 64 if block_o == 16 else 128
     grid = (rows, -(-width * size[0] * size[1] // block), -(-outputs // block_o))
     triton_kernels.convolve[grid](
-        x, kernels, kernels if bias is None else bias, out, taken, tape.lengths, width,
+        x, kernels, kernels if bias is None else bias, out, taken, lengths, width,
         kernels.stride(0), 0 if bias is None else bias.stride(0),
         HIGH=x.shape[1], WIDE=x.shape[2], CHANNELS=channels, OUT_HIGH=size[0], OUT_WIDE=size[1], OUTPUTS=outputs,
-        **_folded(geometry), BIAS=bias is not None, BACK=back, POOL=pool, PRECISION=MIXED if tape.mixed else FULL,
+        **_folded(geometry), BIAS=bias is not None, BACK=back, POOL=pool, PRECISION=MIXED if mixed else FULL,
         BLOCK=block, BLOCK_O=block_o, BLOCK_C=_power(depth, 16, 32), num_warps=4, num_stages=3,
     )  # fmt: skip
     return out.permute(0, 3, 1, 2), taken
 
 
-@dataclass
-class Fused:
-    """One kernel from input and output gradient to every record's gradient and its norm; held for the sum."""
+def record_gradients(
+    x: Tensor, dy: Tensor, taken: Tensor, pool: int, geometry: Geometry, lengths: Tensor, grads: Tensor, shifts: Tensor
+) -> Tensor:
+    """Every record's gradient into ``grads[n, o, taps·c]`` and that of a bias into ``shifts[n, o]``; ‖grads‖², ``[n]``.
 
-    geometry: Geometry
-    method: str = "per-record"
-    reason: str = "one kernel a layer, patches never copied; held for the sum"
+    ``dy[n, positions, outputs]`` belongs to the largest of each pool × pool window of the output, ``taken`` says which
+    that was; with a pool of 1 it belongs to the output itself, and ``taken`` means nothing.
+    """
+    from sordino.client.gradients import kernels
 
-    def record(self, layer: str, saved: Saved, dy: Tensor, tape: Tape) -> None:
-        """Per-record gradients, those of a bias, and the squared norms of the former."""
-        self.record_pooled(layer, saved[0], dy, dy, 1, tape)
-
-    def record_pooled(self, layer: str, x: Tensor, dy: Tensor, taken: Tensor, pool: int, tape: Tape) -> None:
-        """The same where ``dy[n, positions, outputs]`` belongs to the largest of each of the output's windows."""
-        from sordino.client.gradients import kernels
-
-        n, channels = x.shape[:2]
-        size = self.geometry.output(x.shape[2], x.shape[3])
-        padded = last_padded(x, self.geometry)
-        outputs, taps = dy.shape[2], self.geometry.taps
-        dy = dy.contiguous()
-        grads = tape.room(layer, "grads", (outputs, channels * taps), dy)
-        shifts = tape.room(layer, "bias", (outputs,), dy)
-        block_o, block_k = _power(outputs, 16, 64), _power(channels * taps, 16, 64)
-        blocks = (-(-channels * taps // block_k), -(-outputs // block_o))
-        squares = dy.new_empty(n, blocks[0] * blocks[1])
-        folded: dict[str, Any] = _folded(self.geometry)
-        del folded["PH"], folded["PW"]
-        kernels.record_gradients[(n, *blocks)](
-            padded, dy, taken, grads, shifts, squares, tape.lengths, n // len(tape.lengths),
-            HIGH=padded.shape[1], WIDE=padded.shape[2], CHANNELS=channels,
-            OUT_HIGH=size[0], OUT_WIDE=size[1], OUTPUTS=outputs, **folded,
-            POOL=pool, PRECISION=FULL, BLOCK=16 if block_k == 64 else 32, BLOCK_O=block_o, BLOCK_K=block_k,
-            num_warps=max(1, block_o * block_k // 2048), num_stages=4,
-        )  # fmt: skip
-        tape.squares.append(squares.sum(1))
-
-    def pull(self, factors: Tensor, held: Held, segments: Segments, sums: Sums, slot: Slot) -> None:
-        """Weighted sum of the held gradients, put in the parameter's order."""
-        values = held["grads"].flatten(1)
-        if segments.skips(values):
-            weighted(factors, values, sums.of(slot), self.geometry.taps, slot.shape[1])
-            return
-        total = factors.new_empty(segments.rows, slot.size)
-        segments.weighted(factors, values, total)
-        sums.put_taps_first(slot, total)
+    n, channels = x.shape[:2]
+    size = geometry.output(x.shape[2], x.shape[3])
+    padded, dy = last_padded(x, geometry), dy.contiguous()
+    outputs, seen = dy.shape[2], channels * geometry.taps
+    block_o, block_k = _power(outputs, 16, 64), _power(seen, 16, 64)
+    blocks = (-(-seen // block_k), -(-outputs // block_o))
+    squares = dy.new_empty(n, blocks[0] * blocks[1])
+    folded: dict[str, Any] = _folded(geometry)
+    del folded["PH"], folded["PW"]
+    kernels.record_gradients[(n, *blocks)](
+        padded, dy, taken, grads, shifts, squares, lengths, n // len(lengths),
+        HIGH=padded.shape[1], WIDE=padded.shape[2], CHANNELS=channels,
+        OUT_HIGH=size[0], OUT_WIDE=size[1], OUTPUTS=outputs, **folded,
+        POOL=pool, PRECISION=FULL, BLOCK=16 if block_k == 64 else 32, BLOCK_O=block_o, BLOCK_K=block_k,
+        num_warps=max(1, block_o * block_k // 2048), num_stages=4,
+    )  # fmt: skip
+    return squares.sum(1)
 
 
 def weighted(factors: Tensor, values: Tensor, out: Tensor, taps: int = 1, channels: int = 1) -> None:

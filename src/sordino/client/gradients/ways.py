@@ -1,4 +1,4 @@
-"""Four ways from a convolution's input and output gradient to per-record gradients, and which pays where.
+"""Five ways from a convolution's input and output gradient to per-record gradients, and which pays where.
 
 Every way records ‖g_j‖² and holds what it needs for Σ_j a_j g_j; g_j = dy_jᵀ P_j with P_j the patches of record j.
 """
@@ -46,7 +46,7 @@ def choose(geometry: Geometry, inputs: int, outputs: int, groups: int, x: Tensor
         reason = f"{positions} positions against {seen * outputs} weights: Gram matrices are smaller"
         return Ghost(geometry, reason, many=FEW_RECORDS * positions > outputs)
     if fused.serves(x):
-        return fused.Fused(geometry)
+        return Fused(geometry)
     if inputs <= FEW_CHANNELS:
         return Planes(geometry)
     if geometry.dense:
@@ -86,6 +86,36 @@ class Patches:
         """Weighted sum of the held gradients, put in the parameter's order."""
         total = factors.new_empty(segments.rows, slot.size)
         segments.weighted(factors, held["grads"].flatten(1), total)
+        sums.put_taps_first(slot, total)
+
+
+@dataclass
+class Fused:
+    """One kernel from input and output gradient to every record's gradient and its norm, on a GPU."""
+
+    geometry: Geometry
+    method: str = "per-record"
+    reason: str = "one kernel a layer, patches never copied; held for the sum"
+
+    def record(self, layer: str, saved: Saved, dy: Tensor, tape: Tape) -> None:
+        """Per-record gradients, those of a bias, and the squared norms of the former."""
+        self.record_pooled(layer, saved[0], dy, dy, 1, tape)
+
+    def record_pooled(self, layer: str, x: Tensor, dy: Tensor, taken: Tensor, pool: int, tape: Tape) -> None:
+        """The same where dy belongs to the largest of each of the output's windows, and ``taken`` says which."""
+        outputs, seen = dy.shape[2], x.shape[1] * self.geometry.taps
+        grads = tape.room(layer, "grads", (outputs, seen), dy)
+        shifts = tape.room(layer, "bias", (outputs,), dy)
+        tape.squares.append(fused.record_gradients(x, dy, taken, pool, self.geometry, tape.lengths, grads, shifts))
+
+    def pull(self, factors: Tensor, held: Held, segments: Segments, sums: Sums, slot: Slot) -> None:
+        """Weighted sum of the held gradients, put in the parameter's order."""
+        values = held["grads"].flatten(1)
+        if segments.skips(values):
+            fused.weighted(factors, values, sums.of(slot), self.geometry.taps, slot.shape[1])
+            return
+        total = factors.new_empty(segments.rows, slot.size)
+        segments.weighted(factors, values, total)
         sums.put_taps_first(slot, total)
 
 
