@@ -155,6 +155,13 @@ def test_what_the_policy_forbids_is_refused_with_a_reason(rig: Rig, policy: Poli
     assert used(rig) == 0
 
 
+def test_a_server_that_understates_its_model_is_refused_before_memory_is_taken(rig: Rig):
+    brief = {**rig.ready.brief, "model": {"name": "mlp", "options": {"hidden": 10**12}}}
+    said = reason(first(rig).handle(pack(Packet(wire.HELLO, {"brief": brief}))))
+    assert "is too large here: at most 200000000" in said
+    assert used(rig) == 0
+
+
 def test_an_allowed_name_does_not_open_the_door_for_other_parts(tmp_path: Path, clients):
     """λ of FedFDP may be tuned; a loss that DP-FedAvg does not release may not be asked for under its name."""
 

@@ -129,6 +129,13 @@ def test_erasing_one_record_moves_the_sum_by_at_most_the_bound(others, victim, f
     assert moved <= bound + rounding
 
 
+def test_a_bound_of_zero_lets_nothing_through_and_one_that_is_no_number_is_seen():
+    factors, norms = torch.tensor([0.0, 1.0, 2.0, 1.0]), torch.tensor([0.0, 0.0, 3.0, 5.0])
+    assert (bounded(factors, norms, 0.0) * norms == 0).all()
+    assert torch.isfinite(bounded(factors, norms, 0.0)).all()
+    assert torch.isnan(bounded(factors, norms, float("nan"))[1:]).all(), "never a record at its full length"
+
+
 def test_bounding_equals_the_formula_record_by_record():
     factors, norms = torch.tensor([1.0, 1.0, 2.0, -2.0, 0.5]), torch.tensor([0.5, 4.0, 1.0, 1.0, 10.0])
     expected = [a * min(1.0, 1.5 / (abs(a) * n)) for a, n in zip(factors.tolist(), norms.tolist())]

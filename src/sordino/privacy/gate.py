@@ -126,7 +126,9 @@ def bounded(factors: Tensor, norms: Tensor, bound: Tensor | float) -> Tensor:
     """
     # Not finite where norm or factor is not (0·∞ is NaN), and NaN is not below ∞: one comparison finds them all.
     size = factors.abs() * (norms + UNDERFLOW)
-    return torch.where(size < math.inf, factors * (bound / size).clamp(max=1), 0)
+    # A bound that is not a number lets nothing through unbounded: it spoils the sum, which is seen.
+    scale = torch.where(size <= bound, 1.0, bound / size)
+    return torch.where(size < math.inf, factors * scale, 0)
 
 
 class Gate:

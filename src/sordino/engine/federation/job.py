@@ -12,7 +12,15 @@ from sordino import models
 from sordino.client import gradients
 from sordino.client.turn import Work
 from sordino.engine.federation import wire
-from sordino.engine.federation.policy import Declared, Policy, Refused, check_layout, check_study, check_terms
+from sordino.engine.federation.policy import (
+    Declared,
+    Policy,
+    Refused,
+    check_layout,
+    check_size,
+    check_study,
+    check_terms,
+)
 from sordino.methods import Method, get
 from sordino.methods.plan import ClientPlan
 from sordino.privacy.gate import Terms
@@ -51,6 +59,7 @@ def understand(text: str, policy: Policy, declared: Declared, budget: Budget) ->
     method = get(str(parts.pop("name")), parts)
     check_study(policy, brief, method, declared, budget)
     about = brief["model"]
+    check_size(policy, about["name"], declared, about["options"])
     template = models.build(about["name"], declared.shape, declared.classes, int(brief["seed"]), **about["options"])
     engine = gradients.build(template, "cross-entropy" if declared.classes is not None else "half-squared-error")
     check_layout(brief, [[name, list(shape), offset] for name, shape, offset in engine.layout])

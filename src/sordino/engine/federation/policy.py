@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from sordino import models
 from sordino.errors import BadInput
 from sordino.methods import Method, get
@@ -119,6 +121,20 @@ def _asked(method: Method) -> set[str]:
 
 def _labels(classes: int | None) -> str:
     return "a number to predict" if classes is None else f"{classes} classes"
+
+
+def check_size(policy: Policy, name: str, declared: Declared, options: Mapping[str, Any]) -> None:
+    """Refuse a model that is larger than the server says: sordino's own are built without memory first.
+
+    A model that the site itself installed and allowed is taken at its word.
+    """
+    if name not in models.names():
+        return
+    with torch.device("meta"):
+        tensors = models.build(name, declared.shape, declared.classes, 0, **options).state_dict().values()
+    size = sum(one.numel() for one in tensors)
+    if size > policy.parameters:
+        raise Refused(f"a model of {size} parameters is too large here: at most {policy.parameters}")
 
 
 def check_layout(brief: Mapping[str, Any], layout: list[Any]) -> None:
