@@ -87,6 +87,38 @@ def test_a_record_with_factor_zero_is_not_read_whatever_it_holds(interpreted):
     assert torch.allclose(out, wanted, atol=1e-6)
 
 
+@pytest.mark.parametrize("classes", [3, 10, 37])
+def test_the_loss_kernel_gives_cross_entropy_and_its_slopes(classes, interpreted):
+    torch.manual_seed(0)
+    outputs, y = 5 * torch.randn(19, classes), torch.randint(0, classes, (19,))
+    outputs[3, 1], outputs[4, 0], outputs[5] = float("nan"), float("inf"), 300.0
+    losses, slopes = fused.cross_entropy(outputs, y)
+    given = outputs.double().requires_grad_()
+    wanted = torch.nn.functional.cross_entropy(given, y, reduction="none")
+    (wanted_slopes,) = torch.autograd.grad(wanted.sum(), given)
+    fine = torch.isfinite(wanted)
+    assert torch.equal(torch.isfinite(losses), fine), "what is not a number is seen"
+    assert torch.allclose(losses[fine].double(), wanted[fine], rtol=1e-5, atol=1e-6)
+    assert torch.allclose(slopes[fine].double(), wanted_slopes[fine], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_norm_kernel_gives_the_norm_of_an_outer_product(bias, interpreted):
+    torch.manual_seed(0)
+    x, dy = torch.randn(7, 1000), torch.randn(7, 11)
+    wanted = torch.einsum("ni,no->nio", x.double(), dy.double()).square().sum((1, 2))
+    wanted = wanted + dy.double().square().sum(1) if bias else wanted
+    assert torch.allclose(fused.outer_squares(x, dy, bias).double(), wanted, rtol=1e-5)
+
+
+def test_noise_added_in_place_is_the_noise_that_fill_draws_times_the_scale():
+    from sordino.privacy import noise_cuda  # needs triton
+
+    keys, scale, held = torch.tensor([7, -3]), torch.tensor([0.5, 2.0]), torch.randn(2, 1500)
+    drawn = noise_cuda.fill(torch.empty(2, 1500), keys, 3)
+    assert torch.allclose(noise_cuda.fill(held.clone(), keys, 3, scale), held + scale[:, None] * drawn)
+
+
 def test_noise_depends_on_row_step_and_column_alone_and_is_standard_normal():
     from sordino.privacy import noise_cuda  # needs triton
 

@@ -51,6 +51,22 @@ def test_stacked_rows_give_the_same_weights_as_rows_one_by_one(digits, steps, mo
     assert plain_loop.close(stacked.weights, one_by_one.weights) < 1e-5
 
 
+def test_drawing_the_next_round_ahead_changes_nothing(digits, monkeypatch):
+    """A GPU's host does so while the device works."""
+    plain = sd.train(digits, "logistic", "unbiased", rounds=3, steps=2, select=3, **SETTINGS)
+    close, ahead = simulation.close_round, []
+
+    def closed(setup, state, opened, uploads):
+        simulation._draw_ahead(setup, opened)
+        ahead.append(len(setup.gate.source._ahead))
+        return close(setup, state, opened, uploads)
+
+    monkeypatch.setattr(simulation, "close_round", closed)
+    again = sd.train(digits, "logistic", "unbiased", rounds=3, steps=2, select=3, **SETTINGS)
+    assert np.array_equal(again.weights, plain.weights)
+    assert ahead == [3, 3, 3]
+
+
 def test_large_batches_are_cut_into_pieces_and_never_truncated(digits, monkeypatch):
     whole = sd.train(digits, "logistic", rounds=1, steps=2, **SETTINGS)
     plain = running.Work

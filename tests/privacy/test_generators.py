@@ -99,6 +99,20 @@ def test_poisson_draws_are_independent_coins(source):
     assert hits.sum(1).var() == pytest.approx(50 * 0.3 * 0.7, rel=0.1)
 
 
+def test_batches_drawn_ahead_are_those_that_would_be_drawn_when_asked_for():
+    poisson = Sampling("poisson", 0.1)
+    asked = [(Turn(name, 2), "gradient", poisson, 50, 3) for name in ("a", "b")]
+    ahead, fresh = Keyed("run"), Keyed("run")
+    ahead.expect(asked)
+    for one in (*asked, *asked):  # once from what was drawn ahead, once anew
+        drawn, wanted = ahead.batches(*one), fresh.batches(*one)
+        assert np.array_equal(drawn.positions, wanted.positions)
+        assert np.array_equal(drawn.ends, wanted.ends)
+    ahead.expect(asked)
+    ahead.expect([])
+    assert not ahead._ahead, "what was not asked for is forgotten"
+
+
 def test_fixed_draws_have_the_exact_size_without_repeats_and_cover_evenly():
     generator = np.random.default_rng(0)
     batches = draw(generator, Sampling.fixed(7, 20), 20, 3000)

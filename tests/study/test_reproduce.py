@@ -148,7 +148,7 @@ def test_a_run_that_diverges_is_noted_and_spoils_no_other(tmp_path, monkeypatch)
         for cell in base.cells()
     )
     # a server's step of 1e60 leaves the range of float32
-    plain = tuple(replace(cell, model="logistic") for cell in wild)
+    plain = tuple(replace(cell, model="logistic", model_options={}) for cell in wild)
     monkeypatch.setitem(EXPERIMENTS, base.name, replace(base, cells=lambda: plain, quick=quick))
     said = []
 

@@ -26,7 +26,7 @@ from sordino.errors import SordinoError
 from sordino.methods.asking import Ask
 from sordino.methods.plan import Plan
 from sordino.privacy.gate import Gate, Permit, Terms, fingerprint
-from sordino.privacy.generators import Turn
+from sordino.privacy.generators import Keyed, Turn
 from sordino.privacy.types import Release
 from sordino.server.running import Running
 from sordino.server.select import Round
@@ -175,7 +175,28 @@ def _turns(setup: Setup, state: Checkpoint, opened: Opened) -> dict[str, Any]:
             keep(state, left)
             left = []
     keep(state, left)
+    if state.weights.is_cuda:
+        _draw_ahead(setup, opened)
     return uploads if setup.shard is None else setup.shard.joined(uploads, len(opened.permit.terms), state.weights)
+
+
+def _draw_ahead(setup: Setup, opened: Opened) -> None:
+    """Draw the next round's batches for the same participations while the device works; keyed, so they are the same."""
+    source = setup.gate.source
+    if isinstance(source, Keyed):
+        rows = zip(opened.permit.turns, opened.permit.terms, opened.called.clients)
+        source.expect(
+            [
+                (
+                    turn._replace(round=opened.number + 1),
+                    one.what,
+                    one.sampling,
+                    setup.plan.clients[i].records,
+                    one.count,
+                )
+                for turn, one, i in rows
+            ]
+        )
 
 
 def _own_chunks(setup: Setup, clients: Index, terms: list[Terms]) -> Iterator[Index]:

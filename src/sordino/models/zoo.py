@@ -136,11 +136,15 @@ def tramer_cifar(shape: Shape, classes: int | None) -> nn.Module:
     return nn.Sequential(*layers, nn.Linear(128, outputs(classes)))
 
 
-def fedavg_cnn(shape: Shape, classes: int | None) -> nn.Module:
-    """The FedAvg network as FedFDP uses it; 582,026 parameters on 1×28×28 and 878,538 on 3×32×32."""
+def fedavg_cnn(shape: Shape, classes: int | None, centred: bool = False) -> nn.Module:
+    """The FedAvg network as FedFDP uses it; 582,026 parameters on 1×28×28 and 878,538 on 3×32×32.
+
+    ``centred`` maps pixels from [0, 1] to [−1, 1] first, as the federated benchmark does that FedFDP's setting is from.
+    """
     channels, height, width = image_size(shape, 16, "fedavg-cnn")
     sides = [((side - 4) // 2 - 4) // 2 for side in (height, width)]
     return nn.Sequential(
+        *([Standardise(0.5, 0.5)] if centred else []),
         nn.Conv2d(channels, 32, 5),
         nn.ReLU(),
         nn.MaxPool2d(2),

@@ -75,6 +75,10 @@ class Turn(NamedTuple):
     run: str = ""
 
 
+Draw = tuple[Turn, str, Sampling, int, int]
+"""A turn's batches, as :meth:`Source.batches` is asked for them."""
+
+
 class Source(Protocol):
     """Where a client's batches and noise come from."""
 
@@ -185,6 +189,7 @@ class Keyed:
     def __init__(self, run: str) -> None:
         self.run = run
         self._held: tuple[list[Turn], str, Tensor] | None = None
+        self._ahead: dict[Draw, Batches] = {}
 
     def _key(self, turn: Turn, what: str, purpose: str, step: int) -> NDArray[np.uint64]:
         parts = (turn.run or self.run, turn.client, str(turn.round), str(turn.copy), what, purpose, str(step))
@@ -200,8 +205,16 @@ class Keyed:
 
     def batches(self, turn: Turn, what: str, sampling: Sampling, records: int, count: int) -> Batches:
         """``count`` batches of one turn: consecutive, non-overlapping parts of the turn's sampling stream."""
+        known = self._ahead.pop((turn, what, sampling, records, count), None)
+        if known is not None:
+            return known
         key = self._key(turn, what, "sampling", 0)
         return draw(np.random.Generator(np.random.Philox(key=key)), sampling, records, count)
+
+    def expect(self, draws: Sequence[Draw]) -> None:
+        """Draw batches that will be asked for soon, while a GPU is busy; those expected before are forgotten."""
+        self._ahead = {}
+        self._ahead = {one: self.batches(*one) for one in draws}
 
     def normal(self, turns: list[Turn], what: str, step: int, out: Tensor, scale: Tensor | None = None) -> Tensor:
         """Standard normals; on a CUDA device drawn there, in one kernel (Philox, a 64-bit key a row).
@@ -213,9 +226,7 @@ class Keyed:
             from sordino.privacy import noise_cuda  # needs triton, which comes with CUDA builds of torch only
 
             keys = self._keys_on(turns, what, out.device)
-            if scale is None:
-                return noise_cuda.fill(out, keys, step)
-            return _add(out, noise_cuda.fill(torch.empty_like(out), keys, step), scale)
+            return noise_cuda.fill(out, keys, step, None if scale is None else scale.to(out))
         keys_of = [self._key(turn, what, "noise", step) for turn in turns]
 
         def stream(row: int, block: int) -> np.random.Generator:

@@ -11,17 +11,24 @@ from torch import Tensor
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _kernel(out, keys, step, width, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _kernel(out, keys, scale, step, width, ADD: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     row = tl.program_id(0)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     none = columns * 0
     first, second, _, _ = tl.philox(tl.load(keys + row), columns, none + step, none, none)
     values, _ = tl.pair_uniform_to_normal(tl.uint_to_uniform_float(first), tl.uint_to_uniform_float(second))
-    tl.store(out + row.to(tl.int64) * width + columns, values, mask=columns < width)
+    place = out + row.to(tl.int64) * width + columns
+    if ADD:
+        values = tl.load(place, mask=columns < width, other=0.0) + tl.load(scale + row) * values
+    tl.store(place, values, mask=columns < width)
 
 
-def fill(out: Tensor, keys: Tensor, step: int) -> Tensor:
-    """Fill ``out[rows, width]`` (float32) with standard normals keyed by ``keys[rows]`` (int64) and step."""
+def fill(out: Tensor, keys: Tensor, step: int, scale: Tensor | None = None) -> Tensor:
+    """Fill ``out[rows, width]`` (float32) with standard normals keyed by ``keys[rows]`` (int64) and step.
+
+    With ``scale[rows]`` (float32): add scale·N(0, 1) to what it holds.
+    """
     rows, width = out.shape
-    _kernel[(rows, triton.cdiv(width, 1024))](out, keys, step, width, BLOCK=1024)
+    given = keys if scale is None else scale
+    _kernel[(rows, triton.cdiv(width, 1024))](out, keys, given, step, width, ADD=scale is not None, BLOCK=1024)
     return out

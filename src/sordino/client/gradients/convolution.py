@@ -126,7 +126,6 @@ class ConvLayer:
         if not further and self.weight_slot is not None and isinstance(self.way, ways.Fused):
             flat = dy.permute(0, 2, 3, 1).flatten(1, 2)
             self.way.record_pooled(self.name, x, flat, taken, pool.kernel[0], tape)
-            self._record_bias(flat, tape)
             return dy
         size = self.geometry.output(x.shape[2], x.shape[3])
         spread = fused.pooled_back(dy, taken, size, pool)
@@ -136,7 +135,8 @@ class ConvLayer:
 
     def _choose(self, x: Tensor) -> None:
         if self.way is None or self._way_on != x.device.type:
-            self.way = ways.choose(self.geometry, self.inputs, self.outputs, self.groups, x)
+            bias = self.bias_slot is not None
+            self.way = ways.choose(self.geometry, self.inputs, self.outputs, self.groups, x, bias)
             self._way_on = x.device.type
 
     def _stacked_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Saved]:
@@ -178,13 +178,11 @@ class ConvLayer:
         last = dy4.flatten(2).transpose(1, 2)
         if self.weight_slot is not None:
             self.way.record(self.name, saved, last, tape)
-        self._record_bias(last, tape)
-
-    def _record_bias(self, last: Tensor, tape: Tape) -> None:
+            if isinstance(self.way, ways.Fused):  # which takes the bias with it
+                return
         if self.bias_slot is not None:
             shift = tape.room(self.name, "bias", (self.outputs,), last)
-            if not isinstance(self.way, ways.Fused):
-                torch.sum(last, 1, out=shift)
+            torch.sum(last, 1, out=shift)
             tape.squares.append(squared_norms(shift))
 
     def pull(self, factors: Tensor, held: Held, segments: Segments, sums: Sums) -> None:

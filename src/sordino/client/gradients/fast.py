@@ -16,7 +16,7 @@ from sordino.client.gradients.rules import refuse_reuse
 from sordino.client.gradients.segments import Segments
 from sordino.client.gradients.shadow import shadow_of
 from sordino.client.gradients.tape import Batch, Layer, Recorded, Sums, Tape, Workspace
-from sordino.client.gradients.types import Graded, LayerPlan, Slot, evaluating, precise
+from sordino.client.gradients.types import Graded, LayerPlan, Slot, evaluating, only, precise
 
 BLOCK_BYTES = 12 * 2**20
 SMALLEST_BLOCK = 16
@@ -119,7 +119,7 @@ class Fast:
             outputs = self._evaluated(weights, flat_x, start, stop, mask)
             out[start:stop] = self._loss.values(outputs, flat_y[start:stop])
         out = out.view(y.shape[:2])
-        return out if mask is None else torch.where(mask, out, torch.zeros_like(out))
+        return out if mask is None else only(mask, out)
 
     def predict(self, flat: Tensor, x: Tensor) -> Tensor:
         """Outputs for evaluation."""
@@ -174,21 +174,22 @@ class Fast:
     ) -> Graded:
         self._calls += 1
         ticket = self._calls
-        losses = torch.zeros(segments.records, dtype=windows[0][0].dtype, device=x.device)
-        squares = torch.zeros_like(losses)
+        empty = torch.zeros(0, dtype=windows[0][0].dtype, device=x.device)
+        losses, squares = [empty], [empty]
         batch = Batch(segments.records, self._held)
         for weights, start, stop in windows if segments.records else []:
             lengths = _lengths(weights, stop - start, mask)
             tape = Tape(weights, batch, (start, stop), self._scratch, lengths, self.mixed)
-            losses[start:stop] = self._pass(tape, x[start:stop], y[start:stop])
-            torch.sum(torch.stack(tape.squares), 0, out=squares[start:stop])
+            losses.append(self._pass(tape, x[start:stop], y[start:stop]))
+            squares.append(_added(tape.squares))
             self._volume = self._volume or tape.volume // (stop - start)
             refuse_reuse(tape.used)
         self._kept = self._kept or _bytes_per_record(batch, self._volume)
-        finite = torch.isfinite(losses + squares)  # squares are not negative: no infinity is cancelled
+        loss, square = _joined(losses), _joined(squares)
+        finite = (loss + square).abs() < torch.inf  # squares are not negative: no infinity is cancelled
         return Graded.of(
-            losses,
-            squares,
+            loss,
+            square,
             finite,
             self._puller(batch, finite, segments),
             (segments.rows, self.dimension),
@@ -235,8 +236,19 @@ def _bytes_per_record(batch: Batch, volume: int) -> int:
     return kept + ACTIVATIONS * volume * held[0].element_size()
 
 
+def _added(parts: list[Tensor]) -> Tensor:
+    """The sum of parts ``[n]`` or ``[n, …]``, over all but the records."""
+    if all(part.dim() == 1 for part in parts):
+        return torch.stack(parts).sum(0)
+    return torch.cat([part.view(len(part), -1) for part in parts], 1).sum(1)
+
+
+def _joined(windows: list[Tensor]) -> Tensor:
+    return windows[1] if len(windows) == 2 else torch.cat(windows)
+
+
 def _scrubbed(values: Tensor, finite: Tensor) -> Tensor:
-    return values.masked_fill(~finite.view(-1, *[1] * (values.dim() - 1)), 0)
+    return only(finite.view(-1, *[1] * (values.dim() - 1)), values)
 
 
 def _lengths(weights: Tensor, records: int, mask: Tensor | None) -> Tensor:

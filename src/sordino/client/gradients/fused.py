@@ -12,6 +12,7 @@ from sordino.client.gradients.patches import Geometry, Pair, last_padded
 
 FULL, MIXED = "tf32x3", "tf32"
 POOL_TAPS = 64
+MOST_CLASSES = 1024
 INTERPRETED = False  # tests set it: Triton's interpreter runs the kernels on a CPU
 
 
@@ -68,23 +69,27 @@ def _convolve(
     taken = torch.empty(out.shape, dtype=torch.uint8, device=x.device) if pool > 1 else out
     width = n // rows
     depth = channels if channels >= 16 else channels * geometry.taps
-    block_o = _power(outputs, 16, 64)
-    block = 64 if block_o == 16 else 128
+    block_o, block_c = _power(outputs, 16, 64), _power(depth, 16, 32)
+    plain = channels < 16 and depth <= block_c and not back
+    block, warps = (1024 // block_o, 1) if plain else (64 if block_o == 16 else 128, 4)
     grid = (rows, -(-width * size[0] * size[1] // block), -(-outputs // block_o))
     triton_kernels.convolve[grid](
         x, kernels, kernels if bias is None else bias, out, taken, lengths, width,
         kernels.stride(0), 0 if bias is None else bias.stride(0),
         HIGH=x.shape[1], WIDE=x.shape[2], CHANNELS=channels, OUT_HIGH=size[0], OUT_WIDE=size[1], OUTPUTS=outputs,
         **_folded(geometry), BIAS=bias is not None, BACK=back, POOL=pool, PRECISION=MIXED if mixed else FULL,
-        BLOCK=block, BLOCK_O=block_o, BLOCK_C=_power(depth, 16, 32), num_warps=4, num_stages=3,
+        BLOCK=block, BLOCK_O=block_o, BLOCK_C=block_c, num_warps=warps, num_stages=3,
     )  # fmt: skip
     return out.permute(0, 3, 1, 2), taken
 
 
 def record_gradients(
-    x: Tensor, dy: Tensor, taken: Tensor, pool: int, geometry: Geometry, lengths: Tensor, grads: Tensor, shifts: Tensor
-) -> Tensor:
-    """Every record's gradient into ``grads[n, o, taps·c]`` and that of a bias into ``shifts[n, o]``; ‖grads‖², ``[n]``.
+    x: Tensor, dy: Tensor, taken: Tensor, pool: int, geometry: Geometry, lengths: Tensor,
+    grads: Tensor, shifts: Tensor | None,
+) -> Tensor:  # fmt: skip
+    """Every record's gradient into ``grads[n, o, taps·c]`` and that of a bias into ``shifts[n, o]``.
+
+    Returns their squared norms in parts, ``[n, parts]``.
 
     ``dy[n, positions, outputs]`` belongs to the largest of each pool × pool window of the output, ``taken`` says which
     that was; with a pool of 1 it belongs to the output itself, and ``taken`` means nothing.
@@ -101,13 +106,13 @@ def record_gradients(
     folded: dict[str, Any] = _folded(geometry)
     del folded["PH"], folded["PW"]
     kernels.record_gradients[(n, *blocks)](
-        padded, dy, taken, grads, shifts, squares, lengths, n // len(lengths),
+        padded, dy, taken, grads, grads if shifts is None else shifts, squares, lengths, n // len(lengths),
         HIGH=padded.shape[1], WIDE=padded.shape[2], CHANNELS=channels,
         OUT_HIGH=size[0], OUT_WIDE=size[1], OUTPUTS=outputs, **folded,
-        POOL=pool, PRECISION=FULL, BLOCK=16 if block_k == 64 else 32, BLOCK_O=block_o, BLOCK_K=block_k,
+        POOL=pool, BIAS=shifts is not None, PRECISION=FULL, BLOCK=16, BLOCK_O=block_o, BLOCK_K=block_k,
         num_warps=max(1, block_o * block_k // 2048), num_stages=4,
     )  # fmt: skip
-    return squares.sum(1)
+    return squares
 
 
 def weighted(factors: Tensor, values: Tensor, out: Tensor, taps: int = 1, channels: int = 1) -> None:
@@ -118,10 +123,35 @@ def weighted(factors: Tensor, values: Tensor, out: Tensor, taps: int = 1, channe
     from sordino.client.gradients import kernels
 
     rows, size = out.shape
-    kernels.weighted_sum[(rows, -(-size // 256))](
+    block = _power(size, 16, 128)
+    kernels.weighted_sum[(rows, -(-size // block))](
         factors, values, out, len(factors) // rows, size, out.stride(0),
-        TAPS=taps, CHANNELS=channels, BLOCK=256, num_warps=2,
+        TAPS=taps, CHANNELS=channels, RECORDS=16, BLOCK=block, num_warps=4,
     )  # fmt: skip
+
+
+def outer_squares(x: Tensor, dy: Tensor, bias: bool) -> Tensor:
+    """‖dy_j ⊗ x_j‖² of ``x[n, i]``, ``dy[n, o]``, and ‖dy_j‖² more where there is a bias."""
+    from sordino.client.gradients import kernels
+
+    squares = x.new_empty(len(x))
+    kernels.outer_squares[(len(x),)](
+        x.contiguous(), dy.contiguous(), squares, WIDE=x.shape[1], OUTPUTS=dy.shape[1], BIAS=int(bias),
+        BLOCK=_power(x.shape[1], 16, 512), BLOCK_O=_power(dy.shape[1], 16, 512), num_warps=4,
+    )  # fmt: skip
+    return squares
+
+
+def cross_entropy(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """ℓ ``[n]`` of ``outputs[n, classes]``, and its slopes."""
+    from sordino.client.gradients import kernels
+
+    n, classes = outputs.shape
+    losses, slopes = outputs.new_empty(n), torch.empty_like(outputs)
+    kernels.cross_entropy[(-(-n // 16),)](
+        outputs.contiguous(), y, losses, slopes, n, CLASSES=classes, BLOCK=16, BLOCK_C=_power(classes, 2, MOST_CLASSES)
+    )
+    return losses, slopes
 
 
 def pooled(x: Tensor, geometry: Geometry) -> tuple[Tensor, Tensor]:

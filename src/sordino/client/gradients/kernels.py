@@ -62,6 +62,14 @@ def convolve(  # type: ignore[no-untyped-def]
                         other=0.0,
                     )
                     total = tl.dot(values, kernel, total, input_precision=PRECISION)
+        elif KH * KW * CHANNELS <= BLOCK_C and not BACK:  # too little to fill a tensor core: plain products
+            for k in tl.static_range(KH * KW * CHANNELS):
+                tap = k // CHANNELS
+                top, side = high * SH - PH + tap // KW * DH, wide * SW - PW + tap % KW * DW
+                seen = alive & (top >= 0) & (top < HIGH) & (side >= 0) & (side < WIDE)
+                values = tl.load(base + (top * WIDE + side) * CHANNELS + k % CHANNELS, mask=seen, other=0.0)
+                kernel = tl.load(kernels + o * (KH * KW * CHANNELS) + k, mask=o < OUTPUTS, other=0.0)
+                total += values[:, None] * kernel[None, :]
         else:
             for start in range(0, KH * KW * CHANNELS, BLOCK_C):
                 k = start + tl.arange(0, BLOCK_C)
@@ -111,12 +119,12 @@ def record_gradients(  # type: ignore[no-untyped-def]
     HIGH: tl.constexpr, WIDE: tl.constexpr, CHANNELS: tl.constexpr,
     OUT_HIGH: tl.constexpr, OUT_WIDE: tl.constexpr, OUTPUTS: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr,
-    POOL: tl.constexpr, PRECISION: tl.constexpr,
+    POOL: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """grads[record, o, tap, c] = Σ_p dy[record, p, o]·x[record, p at tap, c], shifts = Σ_p dy, and squared norms.
 
-    ``squares[record, block]`` are the squared norms of each block of gradients.
+    ``squares[record, block]`` are the squared norms of each block of gradients, those of a bias with the first.
     ``POOL`` > 1: dy belongs to the largest of every POOL × POOL window, ``taken`` says which that was.
     """
     record = tl.program_id(0).to(tl.int64)
@@ -132,7 +140,7 @@ def record_gradients(  # type: ignore[no-untyped-def]
         base = padded + record * (HIGH * WIDE * CHANNELS)
         slopes = record * (windows * OUTPUTS)
         total = tl.zeros((BLOCK_O, BLOCK_K), dtype=tl.float32)
-        shift = tl.zeros((BLOCK_O,), dtype=tl.float32)
+        slopes_of = tl.zeros((BLOCK_O, BLOCK), dtype=tl.float32)
         for start in range(0, windows, BLOCK):
             p = start + tl.arange(0, BLOCK)
             real = p < windows
@@ -142,7 +150,7 @@ def record_gradients(  # type: ignore[no-untyped-def]
             if POOL > 1:
                 chosen = tl.load(taken + where, mask=mine, other=255).to(tl.int32)
                 slope = tl.where(chosen < POOL * POOL, slope, 0.0)
-            shift += tl.sum(slope, 1)
+            slopes_of += slope
             for inner in tl.static_range(POOL * POOL):
                 high, wide = p // across * POOL + inner // POOL, p % across * POOL + inner % POOL
                 at = (high * SH * WIDE + wide * SW) * CHANNELS
@@ -154,31 +162,77 @@ def record_gradients(  # type: ignore[no-untyped-def]
         where = record * (OUTPUTS * CHANNELS * taps) + o[:, None] * (CHANNELS * taps) + k[None, :]
         tl.store(grads + where, total, mask=(o < OUTPUTS)[:, None] & inside[None, :])
         square = tl.sum(total * total)
-        if tl.program_id(1) == 0:
+        if BIAS and tl.program_id(1) == 0:
+            shift = tl.sum(slopes_of, 1)
             tl.store(shifts + record * OUTPUTS + o, shift, mask=o < OUTPUTS)
+            square += tl.sum(shift * shift)
         block = tl.program_id(1) * tl.num_programs(2) + tl.program_id(2)
         tl.store(squares + record * (tl.num_programs(1) * tl.num_programs(2)) + block, square)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def weighted_sum(  # type: ignore[no-untyped-def]
-    factors, values, out, width, size, out_row, TAPS: tl.constexpr, CHANNELS: tl.constexpr, BLOCK: tl.constexpr
-):
+    factors, values, out, width, size, out_row,
+    TAPS: tl.constexpr, CHANNELS: tl.constexpr, RECORDS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """out[row, p] = Σ_j factors[row, j]·values[row, j, p]; a record with factor 0 is not even read.
 
     Values come as ``[…, TAPS, CHANNELS]`` and leave as ``[…, CHANNELS, TAPS]``.
     """
     row = tl.program_id(0).to(tl.int64)
     p = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    total = tl.zeros((BLOCK,), dtype=tl.float32)
-    first = row * width
-    for j in range(width):
-        factor = tl.load(factors + first + j)
-        end = tl.where(factor != 0.0, size, 0)
-        total += factor * tl.load(values + (first + j) * size + p, mask=p < end, other=0.0)
+    total = tl.zeros((RECORDS, BLOCK), dtype=tl.float32)
+    for start in range(0, width, RECORDS):
+        j = start + tl.arange(0, RECORDS)
+        factor = tl.load(factors + row * width + j, mask=j < width, other=0.0)
+        read = (factor != 0.0)[:, None] & (p < size)[None, :]
+        at = (row * width + j)[:, None] * size + p[None, :]
+        total += factor[:, None] * tl.load(values + at, mask=read, other=0.0)
     inner = p % (TAPS * CHANNELS)
     turned = p - inner + inner % CHANNELS * TAPS + inner // CHANNELS
-    tl.store(out + row * out_row + turned, total, mask=p < size)
+    tl.store(out + row * out_row + turned, tl.sum(total, 0), mask=p < size)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def outer_squares(  # type: ignore[no-untyped-def]
+    x, dy, squares, WIDE: tl.constexpr, OUTPUTS: tl.constexpr, BIAS: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCK_O: tl.constexpr,
+):  # fmt: skip
+    """squares[record] = ‖dy ⊗ x‖² = ‖x‖²·‖dy‖², plus ‖dy‖² where there is a bias."""
+    record = tl.program_id(0).to(tl.int64)
+    seen = tl.zeros((BLOCK,), dtype=tl.float32)
+    for start in range(0, WIDE, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        value = tl.load(x + record * WIDE + at, mask=at < WIDE, other=0.0)
+        seen += value * value
+    slope = tl.zeros((BLOCK_O,), dtype=tl.float32)
+    for start in range(0, OUTPUTS, BLOCK_O):
+        at = start + tl.arange(0, BLOCK_O)
+        value = tl.load(dy + record * OUTPUTS + at, mask=at < OUTPUTS, other=0.0)
+        slope += value * value
+    tl.store(squares + record, (tl.sum(seen) + BIAS) * tl.sum(slope))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def cross_entropy(  # type: ignore[no-untyped-def]
+    outputs, y, losses, slopes, total, CLASSES: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr
+):
+    """losses[record] = −log softmax(outputs)[y]; slopes are softmax(outputs), less 1 at the label."""
+    record = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    c = tl.arange(0, BLOCK_C)
+    inside = (record < total)[:, None] & (c < CLASSES)[None, :]
+    at = record[:, None] * CLASSES + c[None, :]
+    value = tl.where((c < CLASSES)[None, :], tl.load(outputs + at, mask=inside, other=0.0), float("-inf"))
+    label = tl.load(y + record, mask=record < total, other=0)
+    # What is not a number is no maximum here, and shows in the sum.
+    largest = tl.max(tl.where(value == value, value, float("-inf")), 1)
+    value -= tl.where(tl.abs(largest) < float("inf"), largest, 0.0)[:, None]
+    power = tl.exp(value)
+    whole = tl.sum(power, 1)
+    own = tl.sum(tl.where(c[None, :] == label[:, None], value, 0.0), 1)
+    tl.store(losses + record, tl.log(whole) - own, mask=record < total)
+    slope = power / whole[:, None] - tl.where(c[None, :] == label[:, None], 1.0, 0.0)
+    tl.store(slopes + at, slope, mask=inside)
 
 
 @triton.jit  # type: ignore[untyped-decorator]

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from sordino.client.gradients import fused
 from sordino.client.gradients.segments import Segments
 from sordino.client.gradients.tape import Held, Saved, Sums, Tape
 from sordino.client.gradients.types import LayerPlan, Slot
@@ -65,6 +66,9 @@ class LinearLayer:
         tape.hold(self.name, "dy", dy3)
         if self.weight_slot is not None:
             tape.hold(self.name, "x", x3)
+            if x3.shape[1] == 1 and fused.serves(x3):
+                tape.squares.append(fused.outer_squares(x3[:, 0], dy3[:, 0], self.bias_slot is not None))
+                return
             tape.squares.append(squared_outer(x3, dy3))
         if self.bias_slot is not None:
             tape.squares.append(squared_norms(dy3.sum(1) if dy3.shape[1] > 1 else dy3))

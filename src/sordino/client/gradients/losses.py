@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from sordino.client.gradients import fused
 from sordino.errors import BadInput
 
 
@@ -35,6 +36,8 @@ def cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
 
 def graded_cross_entropy(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """ℓ_j, and softmax(outputs_j) with 1 taken from the entry of the label."""
+    if outputs.dim() == 2 and outputs.shape[1] <= fused.MOST_CLASSES and fused.serves(outputs):
+        return fused.cross_entropy(outputs, y)
     logs = functional.log_softmax(outputs, 1)
     label = y.unsqueeze(1)
     slopes = logs.exp().scatter_add_(1, label, torch.full_like(label, -1, dtype=logs.dtype))

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple, Protocol
 
 import torch
@@ -72,16 +73,15 @@ class Graded:
         is_current: Callable[[], bool] = lambda: True,
     ) -> Graded:
         """From losses, squared norms and finiteness ``[n]``, and what writes the weighted sum of finite records."""
-        norms = squares.sqrt().masked_fill_(~finite, torch.inf)
+        norms = only(finite, squares.sqrt(), torch.inf)
         return Graded(losses, norms, finite, pull, shape, is_current)
 
     def in_rows(self, shape: torch.Size, mask: Tensor | None) -> Graded:
         """The same with losses and norms of ``[rows, b]``, and 0 where the mask says padding."""
         if mask is not None:
-            padding = ~mask.reshape(-1)
-            self.losses = self.losses.masked_fill(padding, 0)
-            self.norms = self.norms.masked_fill(padding, 0)
-            self._usable = self._usable & ~padding
+            real = mask.reshape(-1)
+            self.losses, self.norms = only(real, self.losses), only(real, self.norms)
+            self._usable = self._usable & real
         self.losses, self.norms = self.losses.view(shape), self.norms.view(shape)
         return self
 
@@ -101,7 +101,7 @@ class Graded:
         """The same without looking whether the batch is still the engine's last."""
         with torch.no_grad():
             # Not a product with the mask: zero times a factor that is not finite would not be zero.
-            self._pull(factors.reshape(-1).masked_fill(~self._usable, 0), out)
+            self._pull(only(self._usable, factors.reshape(-1)), out)
 
 
 class Engine(Protocol):
@@ -146,6 +146,16 @@ class Engine(Protocol):
 
     def predict(self, flat: Tensor, x: Tensor) -> Tensor:
         """Outputs of the model with parameters ``flat[d]`` for ``x[n, …]``, in evaluation mode."""
+
+
+@cache
+def _constant(value: float, device: torch.device, dtype: torch.dtype) -> Tensor:
+    return torch.tensor(value, dtype=dtype, device=device)
+
+
+def only(where: Tensor, values: Tensor, other: float = 0.0) -> Tensor:
+    """The values where asked, ``other`` elsewhere; a number that is passed anew costs a GPU a kernel each time."""
+    return torch.where(where, values, _constant(other, values.device, values.dtype))
 
 
 @contextmanager

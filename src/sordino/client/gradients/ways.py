@@ -36,7 +36,7 @@ class Way(Protocol):
         """Write the weighted sum of the weight's slot."""
 
 
-def choose(geometry: Geometry, inputs: int, outputs: int, groups: int, x: Tensor) -> Way:
+def choose(geometry: Geometry, inputs: int, outputs: int, groups: int, x: Tensor, bias: bool) -> Way:
     """The cheapest way for one layer at the size of its input x, where that lies."""
     positions = torch.Size(geometry.output(x.shape[-2], x.shape[-1])).numel()
     seen = inputs // groups * geometry.taps
@@ -46,7 +46,7 @@ def choose(geometry: Geometry, inputs: int, outputs: int, groups: int, x: Tensor
         reason = f"{positions} positions against {seen * outputs} weights: Gram matrices are smaller"
         return Ghost(geometry, reason, many=FEW_RECORDS * positions > outputs)
     if fused.serves(x):
-        return Fused(geometry)
+        return Fused(geometry, bias)
     if inputs <= FEW_CHANNELS:
         return Planes(geometry)
     if geometry.dense:
@@ -94,6 +94,7 @@ class Fused:
     """One kernel from input and output gradient to every record's gradient and its norm, on a GPU."""
 
     geometry: Geometry
+    bias: bool
     method: str = "per-record"
     reason: str = "one kernel a layer, patches never copied; held for the sum"
 
@@ -105,7 +106,7 @@ class Fused:
         """The same where dy belongs to the largest of each of the output's windows, and ``taken`` says which."""
         outputs, seen = dy.shape[2], x.shape[1] * self.geometry.taps
         grads = tape.room(layer, "grads", (outputs, seen), dy)
-        shifts = tape.room(layer, "bias", (outputs,), dy)
+        shifts = tape.room(layer, "bias", (outputs,), dy) if self.bias else None
         tape.squares.append(fused.record_gradients(x, dy, taken, pool, self.geometry, tape.lengths, grads, shifts))
 
     def pull(self, factors: Tensor, held: Held, segments: Segments, sums: Sums, slot: Slot) -> None:
