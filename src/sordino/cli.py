@@ -379,7 +379,7 @@ def main() -> None:
         err_console.print(f"[bold red]error[/bold red] {escape(str(error))}", highlight=False, soft_wrap=True)
         sys.exit(error.exit_code)
     except (KeyboardInterrupt, click.Abort):
-        err_console.print("interrupted; nothing is lost: go on with --resume", highlight=False)
+        err_console.print("interrupted; nothing is lost: give the same command again (a single run: with --resume)", highlight=False)
         sys.exit(130)
     except Exception as error:
         if _state["verbose"]:

@@ -6,6 +6,7 @@ import pytest
 import sordino as sd
 from sordino import methods
 from sordino.errors import BadInput
+from sordino.study import many
 from sordino.study.many import train_together
 from sordino.study.run import prepare
 
@@ -123,3 +124,74 @@ def test_runs_without_a_common_model_are_refused(digits):
     runs = [prepare(digits, model, "dp-fedavg", 0, None, {"rounds": 1}) for model in ("logistic", "mlp")]
     with pytest.raises(BadInput, match="one model"):
         train_together(runs, device="cpu")
+
+
+def stoppable(digits):
+    """State at clients and at the server, questions, an average of models, and a run that is not private."""
+    common = {"rounds": 4, "batch": 8, "steps": 2, "clip": 0.7, "lr": 0.2}
+    averaged = methods.get("weiavg", {"server": "ema"})
+    chosen = ["dp-feddyn", averaged, "adaptdp", "dp-scaffold", "fedavg"]
+    return [prepare(digits, "logistic", method, 0, None, dict(common)) for method in chosen]
+
+
+class Stopped(BaseException):
+    """As Ctrl-C would be."""
+
+
+def test_a_stack_that_was_stopped_goes_on_where_it_was(digits, tmp_path, monkeypatch):
+    monkeypatch.setattr(many, "EVERY", 0.0)
+    whole = train_together(stoppable(digits), "cpu")
+
+    def stop(number):
+        if number == 3:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        train_together(stoppable(digits), "cpu", stop, keep=tmp_path / "stacks")
+    trained = []
+    real = many.simulate_together
+
+    def counted(setups, states):
+        for number in real(setups, states):
+            trained.append(number)
+            yield number
+
+    monkeypatch.setattr(many, "simulate_together", counted)
+    other = train_together(stoppable(digits)[:2], "cpu", keep=tmp_path / "stacks")
+    assert trained == [1, 2, 3, 4], "another stack does not take what is kept of this one"
+    trained.clear()
+    seen = []
+    again = train_together(stoppable(digits), "cpu", seen.append, keep=tmp_path / "stacks")
+    assert trained == [3, 4], "the state after round 2 was the last to be kept"
+    assert seen == [1, 2, 3, 4]
+    for one, two in [*zip(whole, again), *zip(whole, other)]:
+        assert np.allclose(one.weights, two.weights, rtol=1e-6, atol=1e-7)
+        assert len(two.metrics) == len(one.metrics)
+    for one, two in zip(whole, again):
+        assert two.privacy == one.privacy, "every round was charged once"
+    assert not (tmp_path / "stacks").exists(), "what has ended is forgotten"
+
+
+def test_a_crash_while_a_stack_is_kept_leaves_what_was_kept_before(digits, tmp_path, monkeypatch):
+    monkeypatch.setattr(many, "EVERY", 0.0)
+    real, calls = many.Ledger.copy, []
+
+    def failing(self, path):
+        calls.append(path)
+        if len(calls) == 8:  # in the middle of the second save
+            raise Stopped
+        real(self, path)
+
+    monkeypatch.setattr(many.Ledger, "copy", failing)
+    with pytest.raises(Stopped):
+        train_together(stoppable(digits), "cpu", keep=tmp_path)
+    monkeypatch.setattr(many.Ledger, "copy", real)
+    whole, again = train_together(stoppable(digits), "cpu"), train_together(stoppable(digits), "cpu", keep=tmp_path)
+    for one, two in zip(whole, again):
+        assert np.allclose(one.weights, two.weights, rtol=1e-6, atol=1e-7)
+        assert two.privacy == one.privacy
+
+
+def test_a_ledger_of_real_budgets_is_not_copied(tmp_path):
+    with many.Ledger(tmp_path / "real.db") as book, pytest.raises(BadInput, match="spent once"):
+        book.copy(tmp_path / "copy.db")

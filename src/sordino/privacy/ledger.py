@@ -240,6 +240,15 @@ class Ledger:
             for client, cost in costs.items()
         }
 
+    def copy(self, path: str | os.PathLike[str]) -> None:
+        """Write a copy of file and anchor as they stand, so that a simulation can go back to this moment.
+
+        A ledger of real budgets has one past: with ``durable=True`` this is refused.
+        """
+        if self._file.durable:
+            raise BadInput("only the ledger of a simulation can be copied while it is in use: a budget is spent once")
+        self._file.copy(Path(path))
+
     def verify(self) -> None:
         """Check the whole file anew: pages, triggers, chain, anchor, stored releases. Raises ``LedgerDamaged``."""
         self._file.verify()

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import sqlite3
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -246,6 +247,12 @@ class LedgerFile:
     def _size(self) -> int:
         pages, size = (self.db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
         return int(pages) * int(size)
+
+    def copy(self, path: Path) -> None:
+        """A consistent copy of the entries at ``path``, and an anchor for it."""
+        with closing(sqlite3.connect(path)) as target:
+            self.db.backup(target)
+        write_anchor(path, Anchor(self.book.identity, self.entries, self.head), self.durable)
 
     def verify(self) -> None:
         """Read the whole file anew from disk and check it, stored releases too; raises ``LedgerDamaged``."""

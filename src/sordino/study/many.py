@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -14,13 +15,17 @@ from sordino.client.rows import Records
 from sordino.engine.checkpoint import Checkpoint
 from sordino.engine.simulate import Setup
 from sordino.engine.together import simulate_together
-from sordino.errors import BadInput
+from sordino.errors import BadInput, SordinoError
 from sordino.privacy.gate import Gate
 from sordino.privacy.generators import Keyed
 from sordino.privacy.ledger import Ledger
 from sordino.study.folder import Folder
 from sordino.study.result import build_result
 from sordino.study.run import Prepared, Run, make_setup, open_accounts, torch_device
+from sordino.study.stacked import Stacked
+
+EVERY = 60.0
+"""Seconds of a stack that a crash may cost."""
 
 
 def train_together(
@@ -29,12 +34,14 @@ def train_together(
     watch: Callable[[int], None] = lambda number: None,
     folders: Sequence[Folder] | None = None,
     name: str | None = None,
+    keep: Path | None = None,
 ) -> list[Run]:
     """Train prepared runs in one stack; each ends as ``sd.train`` would end it, up to rounding.
 
     The runs must have one model in common and records of one shape; see ``engine.together``. With ``folders``, each
     run's result, model and ledger are put into its folder when the stack is done: whole, or not at all. ``name``
-    is what to call the study in reports.
+    is what to call the study in reports. With ``keep``, a folder, the stack's state is kept there every ``EVERY``
+    seconds, and the same runs go on from it after a crash.
     """
     where = torch_device(device)
     lead = runs[0]
@@ -43,8 +50,14 @@ def train_together(
     books: list[Ledger] = []
     held: dict[tuple[int, ...], Records] = {}
     _check(runs)
+    kept = None if keep is None else Stacked.below(keep, [one.key for one in runs])
+    before = None if kept is None else kept.names()
     names = [uuid.uuid4().hex for _ in runs] if folders is None else [folder.run for folder in folders]
+    names = before if before is not None and folders is None else names
     with tempfile.TemporaryDirectory(prefix="sordino-") as scratch:
+        stopped: list[Checkpoint] = []
+        if kept is not None and before == names:
+            stopped = kept.restore([Path(scratch) / f"{run}.db" for run in names], where)
         for run, ready in zip(names, runs):
             private = ready.plan.method.private
             book = Ledger(Path(scratch) / f"{run}.db", durable=False)
@@ -57,23 +70,36 @@ def train_together(
             held[source] = setup.records
             setups.append(replace(setup, key=ready.key, work=replace(setup.work, stack=True)))
             first = ready.engine.flatten(ready.template).to(where)
-            states.append(Checkpoint(0, first, first))
+            states.append(stopped[len(states)] if stopped else Checkpoint(0, first, first))
             books.append(book)
-        for number in simulate_together(setups, states):
+        for number in range(1, max(state.round for state in states) + 1):
             watch(number)
+        saved = time.monotonic()
+        try:
+            for number in simulate_together(setups, states):
+                watch(number)
+                if kept is not None and time.monotonic() - saved >= EVERY:
+                    kept.save(names, states, books)
+                    saved = time.monotonic()
+        except SordinoError:  # it would end so again
+            if kept is not None:
+                kept.drop()
+            raise
         done = []
         for place, (run, ready, setup, state, book) in enumerate(zip(names, runs, setups, states, books)):
-            kept = book if ready.plan.method.private else None
+            paid = book if ready.plan.method.private else None
             study = ready.study if name is None else {"name": name, **ready.study}
-            result = build_result(study, setup.plan, state, kept, run, ready.seed, setup.observer)
-            if kept is not None:
-                kept.close_run(run)
+            result = build_result(study, setup.plan, state, paid, run, ready.seed, setup.observer)
+            if paid is not None:
+                paid.close_run(run)
             book.close()
             done.append(Run(result, state.shown.detach().cpu(), ready.template))
             if folders is not None:
                 for part in Path(scratch).glob(f"{run}.db*"):  # the ledger, and the anchor that lies beside it
                     shutil.move(part, folders[place].path / part.name.replace(f"{run}.db", "ledger.db"))
                 folders[place].finish(result, done[-1].weights)
+    if kept is not None:
+        kept.drop()
     return done
 
 

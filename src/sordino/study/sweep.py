@@ -278,7 +278,12 @@ def _stacked(
     ]
     about = some[0].study.study
     done = train_together(
-        ready, about.device, lambda number: show({"round": number}) if show else None, folders, about.name
+        ready,
+        about.device,
+        lambda number: show({"round": number}) if show else None,
+        folders,
+        about.name,
+        out / "stacks",
     )
     for point, run in zip(some, done):
         with tracker(track, out / point.name, point.study, point.name) as tracked:

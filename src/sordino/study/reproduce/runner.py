@@ -102,7 +102,9 @@ class Runner:
         runs = [one for _, one in stack]
         try:
             started = time.perf_counter()
-            done = train_together(runs, self.device, lambda number: self.watch.advance(_live(runs, number)))
+            done = train_together(
+                runs, self.device, lambda number: self.watch.advance(_live(runs, number)), keep=self.store.stacks
+            )
             seconds = (time.perf_counter() - started) / len(stack)
             for (cell, _), run in zip(stack, done):
                 self.store.write(cell, figures(run.result, seconds, self.where))

@@ -29,6 +29,8 @@ class Store:
     def __init__(self, out: Path, reuse: Sequence[Path] = ()) -> None:
         self.folder = out / "cells"
         self.folder.mkdir(parents=True, exist_ok=True)
+        self.stacks = out / "stacks"
+        """Where stacks that are being trained keep their state."""
         self.places = (self.folder, *(other / "cells" for other in reuse))
         self._known: dict[str, dict[str, Any]] = {}
 
