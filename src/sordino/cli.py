@@ -379,7 +379,8 @@ def main() -> None:
         err_console.print(f"[bold red]error[/bold red] {escape(str(error))}", highlight=False, soft_wrap=True)
         sys.exit(error.exit_code)
     except (KeyboardInterrupt, click.Abort):
-        err_console.print("interrupted; nothing is lost: give the same command again (a single run: with --resume)", highlight=False)
+        hint = "give the same command again (a single run: with --resume)"
+        err_console.print(f"interrupted; nothing is lost: {hint}", highlight=False)
         sys.exit(130)
     except Exception as error:
         if _state["verbose"]:
