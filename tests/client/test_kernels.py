@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from sordino.client.gradients import fused
+from sordino.client.gradients import build, fused
 from sordino.client.gradients.fast import Fast
 from sordino.client.gradients.losses import loss_by_name
 from sordino.client.gradients.segments import Segments
@@ -75,6 +75,24 @@ def test_kernels_give_the_losses_norms_and_sums_of_the_engine_without_them(netwo
     assert torch.allclose(seen_norms[usable], norms[usable], rtol=1e-5)
     assert torch.allclose(seen_sums, sums, rtol=1e-4, atol=1e-5)
     assert torch.isfinite(seen_sums).all(), "a record with factor zero is not even read"
+
+
+def test_where_a_kernel_does_not_compile_the_engine_does_without_them(interpreted, monkeypatch):
+    class Broken:
+        def __getitem__(self, grid):
+            raise ValueError("no such instruction")
+
+    monkeypatch.setattr(fused, "_refused", False)
+    monkeypatch.setattr("sordino.client.gradients.kernels.outer_squares", Broken())
+    torch.manual_seed(0)
+    model = pooled_pairs()
+    engine = build(model, "cross-entropy")
+    x, y = torch.randn(1, 4, 1, 13, 13), torch.randint(0, CLASSES, (1, 4))
+    with pytest.warns(UserWarning, match="kernels are not used.*no such instruction"):
+        found = engine(engine.flatten(model)[None], x, y)
+    wanted = build(model, "cross-entropy", "exact")(engine.flatten(model)[None], x, y)
+    assert isinstance(engine.engine, Fast), "slower, and still not the exact engine"
+    assert torch.allclose(found.norms, wanted.norms, rtol=1e-5)
 
 
 def test_a_record_with_factor_zero_is_not_read_whatever_it_holds(interpreted):

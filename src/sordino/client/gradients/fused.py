@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from importlib.util import find_spec
 from typing import Any
 
@@ -16,9 +17,20 @@ MOST_CLASSES = 1024
 INTERPRETED = False  # tests set it: Triton's interpreter runs the kernels on a CPU
 
 
+_refused = False
+
+
+def refuse(reason: str) -> None:
+    """Do without the kernels from now on: they do not compile here, or do not give what they should."""
+    global _refused
+    _refused = True
+    warnings.warn(f"the GPU's kernels are not used, which is slower: {reason}", stacklevel=2)
+
+
 def serves(x: Tensor) -> bool:
     """Whether the kernels run where x lies; interpreted ones (for tests) run on a CPU."""
-    return x.dtype == torch.float32 and (x.is_cuda or INTERPRETED) and find_spec("triton") is not None
+    able = (x.is_cuda or INTERPRETED) and find_spec("triton") is not None
+    return able and x.dtype == torch.float32 and not _refused
 
 
 def _power(number: int, least: int, most: int) -> int:
