@@ -89,7 +89,7 @@ class Rows:
     def shared(self, step: int) -> tuple[Tensor, Tensor, Tensor]:
         """All rows' valid records end to end: x[n, …], y[n], and which row each record belongs to (sorted)."""
         chosen = [row[step] for row in self.batches]
-        owner = torch.repeat_interleave(torch.arange(len(chosen)), torch.tensor([len(one) for one in chosen]))
+        owner = torch.from_numpy(np.repeat(np.arange(len(chosen)), [len(one) for one in chosen]))
         where = torch.from_numpy(np.concatenate(chosen))
         if self.records.valid is not None:
             keep = self.records.valid.index_select(0, where.to(self.records.valid.device)).cpu()

@@ -147,12 +147,20 @@ def _ask(setup: Setup, state: Checkpoint, number: int, called: Round, ask: Ask, 
     """Ask everyone called and let the server conclude; returns the answers, one a row."""
     public = rounds.broadcast(setup.plan, state.server)
     start = Release.public(state.weights, "weights from the server")
-    answers = torch.zeros(len(permit.terms), device=state.weights.device)
-    for rows in _own_chunks(setup, called.clients, permit.terms):
+    count = len(permit.terms)
+    chunked = list(_own_chunks(setup, called.clients, permit.terms))
+    heard = []
+    for rows in chunked:
         part = permit.split(rows)
         drawn = draw_rows(setup, called.clients[rows], part)
-        heard = told(public, called.clients[rows])
-        answers[rows] = answer(setup.work, ask.question, drawn, start, heard, part, setup.gate).value[:, 0]
+        told_them = told(public, called.clients[rows])
+        heard.append(answer(setup.work, ask.question, drawn, start, told_them, part, setup.gate).value[:, 0])
+    if len(chunked) == 1 and np.array_equal(chunked[0], np.arange(count)):
+        answers = heard[0]
+    else:
+        answers = torch.zeros(count, device=state.weights.device)
+        for rows, values in zip(chunked, heard):
+            answers[rows] = values
     answers = answers if setup.shard is None else setup.shard.summed(answers)
     rounds.conclude(setup.course, state, number, called, ask, answers, public)
     return answers

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -38,10 +39,9 @@ class Segments:
     @staticmethod
     def ragged(rows_of: Tensor, rows: int) -> Segments:
         """From the sorted row number of every record."""
-        counts = torch.bincount(rows_of.cpu(), minlength=rows)
-        bounds = (0, *torch.cumsum(counts, 0).tolist())
-        width = int(counts[0]) if rows and bool((counts == counts[0]).all()) else None
-        return Segments(bounds, width)
+        counts = np.bincount(rows_of.cpu().numpy(), minlength=rows)
+        width = int(counts[0]) if rows and counts.min() == counts.max() else None
+        return Segments((0, *counts.cumsum().tolist()), width)
 
     @property
     def rows(self) -> int:
