@@ -35,8 +35,9 @@ OPEN = {
 }
 MODEL, PIXELS = "fedavg-cnn", {"centred": True}
 SHOWN = {"name": "ema", "decay": 0.98}
-RATES, DUAL_RATES = (4.0, 10.0, 25.0), (1.0, 4.0)
-"""η is searched: with the paper's η = 1 and C = 0.1 a round moves the model by at most 0.1. FedDyn needs less."""
+RATES, DUAL_RATES, RADII = (4.0, 10.0, 25.0), (1.0, 4.0), (0.1, 0.4)
+"""η and C are searched for every private method: with the paper's η = 1 and C = 0.1 a round moves the model by at most
+0.1, and a C that clips every record leaves nothing for λ to act on. FedDyn's dual variables add to its steps."""
 
 RELEASES_LOSS = ("dp-q-ffl", "fedfdp")
 
@@ -51,10 +52,10 @@ SEARCH: dict[str, dict[str, tuple[float, ...]]] = {
     "FedProx": {"local.mu": (0.1, 0.01)},
     "FedDyn": {"local.alpha": (0.1, 0.01)},
     "q-FFL": {"aggregate.q": (0.1, 1.0)},
-    "FedFDP": {"clip.weight": (0.1, 1.0), "clip": (0.1, 0.4)},
+    "FedFDP": {"clip.weight": (0.1, 1.0)},
     "FedFair": {"local.weight": (0.1, 0.5, 1.0)},
 }
-"""μ, α, q and λ: the paper gives none of them. Where C = 0.1 clips every record, λ does nothing: C is searched too."""
+"""μ, α, q and λ: the paper gives none of them."""
 
 MEASURES = (RECORDS, PSI, WORST)
 
@@ -119,9 +120,15 @@ def private_cell(
             "lr": rate or RATES[0],
             "evaluate": 50,
         },
-        search=search if rate else {**search, "lr": DUAL_RATES if row == "FedDyn" else RATES},
+        search=search if rate else {**search, **_steps(row)},
         tune_at=tune_at or {},
     )
+
+
+def _steps(row: str) -> dict[str, tuple[float, ...]]:
+    """The values of η and C to try. q-FFL divides η out again."""
+    rates = {"FedDyn": DUAL_RATES, "q-FFL": RATES[1:2]}
+    return {"clip": RADII, "lr": rates.get(row, RATES)}
 
 
 def open_cell(row: str, column: str, data: Mapping[str, Any], tune_at: Mapping[str, Mapping[str, Any]]) -> Cell:
@@ -304,13 +311,11 @@ HONEST = (
     "with one (FedFDP, q-FFL). The paper counts the gradient only: 782 by its own formula.",
     "The factor of a record never falls below zero, the loss bound follows 2.5 times the released mean (the paper's "
     "shrinks to nothing), both as the guarantee needs it.",
-    "The paper's C = 0.1 with η = 1 hardly moves the model in so few rounds (84 per cent on MNIST): η is searched "
-    "among 4, 10 and 25 (FedDyn, whose dual variables add to it: 1 and 4), and what is shown of every method is an "
-    "average of its last models (decay 0.98), which is free.",
-    "λ, μ, α and q are not given: searched by accuracy on a seed of its own, and so is C for FedFDP (0.1 or 0.4), "
-    "because fair clipping does nothing where every record is clipped; the others keep the paper's C = 0.1, which may "
-    "favour FedFDP. ALI-DPFL plans five local steps and sets them "
-    "itself. With one local step FedProx is FedAvg: the second block has five.",
+    "The paper's C = 0.1 with η = 1 hardly moves the model in so few rounds (84 per cent on MNIST): C is searched "
+    "among 0.1 and 0.4 and η among 4, 10 and 25 (FedDyn, whose dual variables add to it: 1, 4), and what is shown of "
+    "every method is an average of its last models (decay 0.98), which is free.",
+    "λ, μ, α and q are not given: searched by accuracy on a seed of its own. ALI-DPFL plans five local steps and sets "
+    "them itself. With one local step FedProx is FedAvg: the second block has five.",
     "Accuracy counts all test records alike. The paper's Ψ of 1e6 to 1e11 is an artefact of diverging losses: compare "
     "Ψ inside one table only.",
 )
@@ -360,7 +365,7 @@ EXPERIMENTS = (
     Experiment(
         name="fedfdp/table4",
         title="FedFDP against six private methods at ε = 3.52, every release counted: accuracy and Ψ",
-        cost="39 runs and 48 more to choose values, 582,026 to 878,538 parameters, 800–900 rounds; an hour on one H200",
+        cost="39 runs and 288 more to choose values, up to 878,538 parameters, 800–900 rounds; two hours on one H200",
         measures=MEASURES,
         published=_pairs(published.TABLE_4, ONE, list(DATA)),
         differs=(*SETTING, *HONEST),
@@ -371,7 +376,7 @@ EXPERIMENTS = (
     Experiment(
         name="fedfdp/table5",
         title="FedFDP against six private methods at ε = 3.52: heterogeneity and number of clients",
-        cost="42 runs and 21 more to choose values, 800–900 rounds; an hour on one H200",
+        cost="42 runs and 144 more to choose values, 800–900 rounds; an hour on one H200",
         measures=MEASURES,
         published=_pairs(published.TABLE_5, ONE, list(SPREAD)),
         differs=(*SETTING, *HONEST, *READING),
@@ -382,7 +387,7 @@ EXPERIMENTS = (
     Experiment(
         name="fedfdp/table6",
         title="FedFDP against six private methods on FashionMNIST at ε = 1, 2, 3, 4",
-        cost="28 runs and 7 more to choose values, 70–715 rounds; 15 minutes on one H200",
+        cost="28 runs and 48 more to choose values, 70–715 rounds; 20 minutes on one H200",
         measures=MEASURES,
         published=_pairs(published.TABLE_6, ONE, list(BUDGETS)),
         differs=(*SETTING, *HONEST, "z = 2 for ε = 1, 2, 3 and 1.65 for ε = 4, as in the paper."),
