@@ -38,7 +38,7 @@ class Network:
 
 NETWORKS = {
     "random features, 512": Network("random-features", 8, 12, {"hidden": 512}),
-    "MobileNetV2": Network("mobilenetv2-gn", 4, 2),
+    "MobileNetV2": Network("mobilenetv2-gn", 4, 1),
 }
 
 
