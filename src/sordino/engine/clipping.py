@@ -17,6 +17,9 @@ from sordino.engine.telling import told
 RECORDS = 2048
 """At most this many records are looked at, evenly spaced over all clients' training records."""
 
+PIECE = 128
+"""So many at a time: an observer should not take more memory than a step does."""
+
 QUANTILES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 
 
@@ -35,10 +38,9 @@ def watch_clipping(
         x, y, owner = x[valid], y[valid], owner[valid]
     if len(y) == 0:
         return {}
-    graded = work.engine.shared(weights, x, y, torch.zeros(len(y), dtype=torch.int64, device=y.device), 1)
-    norms = graded.norms
+    losses, norms = _graded(work, weights, x, y)
     heard = told(public, np.arange(len(train)))
-    size = work.clip.factors(graded.losses, norms, per_record(heard, owner, len(train))).abs() * norms
+    size = work.clip.factors(losses, norms, per_record(heard, owner, len(train))).abs() * norms
     bounds = per_row(work.clip.bound(heard), len(train), norms)[owner]
     cut = (size > bounds * (1 + 1e-6)).double().mean()
     squares = norms[torch.isfinite(norms)].double().square().cpu().numpy()
@@ -47,3 +49,13 @@ def watch_clipping(
         found["median_norm"] = float(np.sqrt(np.median(squares)))
         found["tau"] = {f"{q:g}": float(np.quantile(squares, q) / squares.mean()) for q in QUANTILES}
     return found
+
+
+def _graded(work: Work, weights: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Losses and gradient norms of these records."""
+    found = []
+    for some_x, some_y in zip(x.split(PIECE), y.split(PIECE)):
+        alone = torch.zeros(len(some_y), dtype=torch.int64, device=y.device)
+        graded = work.engine.shared(weights, some_x, some_y, alone, 1)
+        found.append((graded.losses, graded.norms))
+    return torch.cat([losses for losses, _ in found]), torch.cat([norms for _, norms in found])
