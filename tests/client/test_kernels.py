@@ -95,6 +95,16 @@ def test_where_a_kernel_does_not_compile_the_engine_does_without_them(interprete
     assert torch.allclose(found.norms, wanted.norms, rtol=1e-5)
 
 
+def test_a_model_that_no_fast_engine_serves_does_not_switch_the_kernels_off(interpreted, monkeypatch):
+    monkeypatch.setattr(fused, "_refused", False)
+    monkeypatch.setattr("sordino.client.gradients.choose.disagreement", lambda *given: "its sums differ")
+    model = pooled_pairs()
+    engine = build(model, "cross-entropy")
+    engine(engine.flatten(model)[None], torch.randn(1, 2, 1, 13, 13), torch.zeros(1, 2, dtype=torch.long))
+    assert not isinstance(engine.engine, Fast)
+    assert fused.serves(torch.zeros(1)), "other models still have them"
+
+
 def test_a_record_with_factor_zero_is_not_read_whatever_it_holds(interpreted):
     values = torch.randn(6, 10)
     values[4] = float("nan")

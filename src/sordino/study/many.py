@@ -72,35 +72,47 @@ def train_together(
             first = ready.engine.flatten(ready.template).to(where)
             states.append(stopped[len(states)] if stopped else Checkpoint(0, first, first))
             books.append(book)
-        for number in range(1, max(state.round for state in states) + 1):
-            watch(number)
-        saved = time.monotonic()
         try:
-            for number in simulate_together(setups, states):
-                watch(number)
-                if kept is not None and time.monotonic() - saved >= EVERY:
-                    kept.save(names, states, books)
-                    saved = time.monotonic()
+            _go_on(setups, states, watch, lambda: kept.save(names, states, books) if kept else None)
         except SordinoError:  # it would end so again
             if kept is not None:
                 kept.drop()
             raise
         done = []
-        for place, (run, ready, setup, state, book) in enumerate(zip(names, runs, setups, states, books)):
-            paid = book if ready.plan.method.private else None
-            study = ready.study if name is None else {"name": name, **ready.study}
-            result = build_result(study, setup.plan, state, paid, run, ready.seed, setup.observer)
-            if paid is not None:
-                paid.close_run(run)
-            book.close()
-            done.append(Run(result, state.shown.detach().cpu(), ready.template))
+        for place, (ready, setup, state, book) in enumerate(zip(runs, setups, states, books)):
+            done.append(_ended(ready, setup, state, book, names[place], name))
             if folders is not None:
-                for part in Path(scratch).glob(f"{run}.db*"):  # the ledger, and the anchor that lies beside it
-                    shutil.move(part, folders[place].path / part.name.replace(f"{run}.db", "ledger.db"))
-                folders[place].finish(result, done[-1].weights)
+                for part in Path(scratch).glob(f"{names[place]}.db*"):  # the ledger, and the anchor beside it
+                    shutil.move(part, folders[place].path / part.name.replace(f"{names[place]}.db", "ledger.db"))
+                folders[place].finish(done[-1].result, done[-1].weights)
     if kept is not None:
         kept.drop()
     return done
+
+
+def _go_on(
+    setups: Sequence[Setup], states: Sequence[Checkpoint], watch: Callable[[int], None], save: Callable[[], None]
+) -> None:
+    """All rounds that are left; ``watch`` also hears of those that were done before."""
+    for number in range(1, max(state.round for state in states) + 1):
+        watch(number)
+    saved = time.monotonic()
+    for number in simulate_together(setups, states):
+        watch(number)
+        if time.monotonic() - saved >= EVERY:
+            save()
+            saved = time.monotonic()
+
+
+def _ended(ready: Prepared, setup: Setup, state: Checkpoint, book: Ledger, run: str, name: str | None) -> Run:
+    """The result of a run whose rounds are done; its ledger is closed."""
+    paid = book if ready.plan.method.private else None
+    study = ready.study if name is None else {"name": name, **ready.study}
+    result = build_result(study, setup.plan, state, paid, run, ready.seed, setup.observer)
+    if paid is not None:
+        paid.close_run(run)
+    book.close()
+    return Run(result, state.shown.detach().cpu(), ready.template)
 
 
 def _check(runs: Sequence[Prepared]) -> None:

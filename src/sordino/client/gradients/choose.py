@@ -150,9 +150,12 @@ class Checked:
             records, labels = _two_like(x, y, 1)
             reason = disagreement(self.engine, model, self.loss, params, records, labels)
         if reason and isinstance(self.engine, Fast) and fused.serves(records):
-            fused.refuse(reason)
-            self.engine = Fast(self.model, self.loss)
-            reason = disagreement(self.engine, model, self.loss, params, records, labels)
+            without = Fast(self.model, self.loss)
+            with fused.set_aside():
+                still = disagreement(without, model, self.loss, params, records, labels)
+            if still is None:  # it is the kernels and not the model
+                fused.refuse(reason)
+                self.engine, reason = without, None
         if reason and kind == "cpu":
             # An activation on the edge may change sides by rounding; in float64 none does.
             wide = copy.deepcopy(self.model).double()
@@ -182,7 +185,8 @@ def disagreement(engine: Engine, model: nn.Module, loss: Loss, params: Tensor, x
     except Unsupported as reason:
         return str(reason)
     except Exception as error:  # whatever a model or a compiler of kernels raises
-        return f"it could not be compared with plain autograd: {str(error).splitlines()[0]}"
+        why = str(error) or type(error).__name__
+        return f"it could not be compared with plain autograd: {why.splitlines()[0]}"
     gaps = {"losses": _gap(graded.losses.flatten(), losses), "norms": _gap(graded.norms.flatten(), norms)}
     apart = torch.stack(
         [(total[slot.offset : slot.offset + slot.size] - sums[slot.name]).norm() for slot in engine.layout]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
 
@@ -15,8 +17,6 @@ FULL, MIXED = "tf32x3", "tf32"
 POOL_TAPS = 64
 MOST_CLASSES = 1024
 INTERPRETED = False  # tests set it: Triton's interpreter runs the kernels on a CPU
-
-
 _refused = False
 
 
@@ -25,6 +25,17 @@ def refuse(reason: str) -> None:
     global _refused
     _refused = True
     warnings.warn(f"the GPU's kernels are not used, which is slower: {reason}", stacklevel=2)
+
+
+@contextmanager
+def set_aside() -> Iterator[None]:
+    """Without the kernels for a while."""
+    global _refused
+    before, _refused = _refused, True
+    try:
+        yield
+    finally:
+        _refused = before
 
 
 def serves(x: Tensor) -> bool:

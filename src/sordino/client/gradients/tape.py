@@ -99,7 +99,7 @@ class Tape:
     mixed
         Whether activations and their gradients may be computed in TF32; never gradients of parameters and norms.
     squares
-        ‖g_j‖² of the window's records, ``[window]`` from every group of parameters, to be added up.
+        ‖g_j‖² of the window's records from every group of parameters, ``[window]`` or ``[window, parts]``.
     used
         How often each layer ran.
     volume

@@ -84,9 +84,13 @@ class Patches:
 
     def pull(self, factors: Tensor, held: Held, segments: Segments, sums: Sums, slot: Slot) -> None:
         """Weighted sum of the held gradients, put in the parameter's order."""
-        total = factors.new_empty(segments.rows, slot.size)
-        segments.weighted(factors, held["grads"].flatten(1), total)
-        sums.put_taps_first(slot, total)
+        _put_weighted(factors, held["grads"].flatten(1), segments, sums, slot)
+
+
+def _put_weighted(factors: Tensor, values: Tensor, segments: Segments, sums: Sums, slot: Slot) -> None:
+    total = factors.new_empty(segments.rows, slot.size)
+    segments.weighted(factors, values, total)
+    sums.put_taps_first(slot, total)
 
 
 @dataclass
@@ -99,7 +103,7 @@ class Fused:
     reason: str = "one kernel a layer, patches never copied; held for the sum"
 
     def record(self, layer: str, saved: Saved, dy: Tensor, tape: Tape) -> None:
-        """Per-record gradients, those of a bias, and the squared norms of the former."""
+        """Per-record gradients, those of a bias with them, and their squared norms."""
         self.record_pooled(layer, saved[0], dy, dy, 1, tape)
 
     def record_pooled(self, layer: str, x: Tensor, dy: Tensor, taken: Tensor, pool: int, tape: Tape) -> None:
@@ -114,10 +118,8 @@ class Fused:
         values = held["grads"].flatten(1)
         if segments.skips(values):
             fused.weighted(factors, values, sums.of(slot), self.geometry.taps, slot.shape[1])
-            return
-        total = factors.new_empty(segments.rows, slot.size)
-        segments.weighted(factors, values, total)
-        sums.put_taps_first(slot, total)
+        else:
+            _put_weighted(factors, values, segments, sums, slot)
 
 
 @dataclass
