@@ -156,6 +156,7 @@ def test_every_clients_curve_is_shown_on_request_one_method_at_a_time(desk):
     assert desk.evaluate(f"{drawn}[0].y") != before
     details = desk.locator('details.data[data-chart="client-curves"]')
     details.locator("summary").click()
+    details.locator("tbody tr").first.wait_for()  # a browser tells of the opening a moment later
     assert details.locator("tbody tr").count() == (12 + 3) * 40
     every.click()
     assert details.locator("tbody tr").count() == 3 * 40
