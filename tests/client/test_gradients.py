@@ -9,6 +9,7 @@ from torch import nn
 
 from sordino import models
 from sordino.client import gradients
+from sordino.client.gradients import convolution
 from sordino.errors import BadInput, SordinoError
 
 ZOO = [
@@ -276,3 +277,24 @@ def test_memory_per_record_is_known_after_the_first_batch_and_small_beside_a_gra
     engine(engine.flatten(model).unsqueeze(0), x, y)
     assert 4 * (1000 + 2 * 500 + 10) <= engine.bytes_per_record <= 4 * engine.dimension / 20
     assert gradients.build(model, "cross-entropy", "exact").bytes_per_record == 4 * engine.dimension
+
+
+def test_records_behind_a_batch_that_make_its_size_a_usual_one_change_nothing(monkeypatch):
+    """On a GPU native convolutions get zeros behind the records, so that their library sees few sizes."""
+    model = models.build("cnn-small", (1, 8, 8), 10)
+    x, y = batch((1, 8, 8), 10, rows=1, width=5)
+    engine = gradients.build(model, "cross-entropy", "fast")
+    params = engine.flatten(model).unsqueeze(0)
+    plain = engine(params, x, y)
+    total = plain.pull(torch.ones(1, 5))
+    monkeypatch.setattr(convolution, "of_few_sizes", lambda x: nn.functional.pad(x, (0,) * 7 + (3,)))
+    padded = engine(params, x, y)
+    assert torch.allclose(padded.losses, plain.losses, atol=1e-6)
+    assert torch.allclose(padded.norms, plain.norms, rtol=1e-5)
+    assert torch.allclose(padded.pull(torch.ones(1, 5)), total, atol=1e-6)
+
+
+def test_few_sizes_are_few_and_never_much_larger():
+    sizes = {convolution.usual_size(n) for n in range(1, 20_000)}
+    assert len(sizes) < 80
+    assert all(n <= convolution.usual_size(n) <= max(n + 31, 1.125 * n) for n in range(1, 20_000))

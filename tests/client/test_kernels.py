@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from sordino.client.gradients import build, fused
+from sordino.client.gradients import build, fused, graphs
 from sordino.client.gradients.fast import Fast
 from sordino.client.gradients.losses import loss_by_name
 from sordino.client.gradients.segments import Segments
@@ -128,6 +128,10 @@ def test_the_loss_kernel_gives_cross_entropy_and_its_slopes(classes, interpreted
     assert torch.equal(torch.isfinite(losses), fine), "what is not a number is seen"
     assert torch.allclose(losses[fine].double(), wanted[fine], rtol=1e-5, atol=1e-6)
     assert torch.allclose(slopes[fine].double(), wanted_slopes[fine], rtol=1e-5, atol=1e-6)
+    one_label = y[:1].expand(19)  # as the engine's own check has it: one number in memory
+    same = torch.nn.functional.cross_entropy(outputs, one_label, reduction="none")
+    fine = torch.isfinite(same)
+    assert torch.allclose(fused.cross_entropy(outputs, one_label)[0][fine], same[fine], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -170,3 +174,21 @@ def test_a_turns_keys_are_made_once_for_all_its_steps():
     assert other[1] == held[1]
     assert other[0] != held[0]
     assert source._keys_on(turns, "loss", torch.device("cpu"))[0] != held[0]
+
+
+def test_only_shapes_that_come_again_and_again_are_recorded_and_few_of_them(monkeypatch):
+    """Recording costs as much as several passes, and every graph owns its buffers."""
+    made = []
+    monkeypatch.setattr(graphs.Recorded, "of", staticmethod(lambda grade, inputs: made.append(inputs) or len(made)))
+    kept = graphs.Graphs()
+
+    def seen(width):
+        given = torch.zeros(2, 5), torch.zeros(2, width, 3), torch.zeros(2, width), torch.zeros(2, width)
+        return kept.of(lambda *inputs: None, given)
+
+    for _ in range(graphs.SEEN - 1):
+        assert seen(1) is None
+    assert seen(1) == seen(1) == 1, "recorded once"
+    found = {width: [seen(width) for _ in range(graphs.SEEN)][-1] for width in range(2, 50)}
+    assert [width for width, one in found.items() if one] == list(range(2, graphs.MOST_GRAPHS + 1))
+    assert seen(1) == 1, "what was recorded stays"

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -49,6 +50,18 @@ def test_stacked_rows_give_the_same_weights_as_rows_one_by_one(digits, steps, mo
     monkeypatch.setattr(running, "Work", lambda *a, stack: plain(*a, stack=True))
     stacked = sd.train(digits, "cnn-small", rounds=2, steps=steps, **SETTINGS)
     assert plain_loop.close(stacked.weights, one_by_one.weights) < 1e-5
+
+
+def test_a_stack_holds_no_more_records_than_its_memory_allows():
+    def rows(stack, held):
+        work = SimpleNamespace(stack=stack, engine=SimpleNamespace(dimension=10, bytes_per_record=held))
+        terms = [SimpleNamespace(count=1, divisor=100.0)] * 50
+        return [len(chunk) for chunk in simulation.chunks(work, terms)]
+
+    assert rows(True, 0) == [50], "nothing is known before the first batch"
+    most = simulation.STACK_HELD // (1 << 20) // 100
+    assert rows(True, 1 << 20) == [most, 50 - most]
+    assert rows(True, simulation.STACK_HELD) == [1] * 50, "a row is never cut"
 
 
 def test_drawing_the_next_round_ahead_changes_nothing(digits, monkeypatch):

@@ -41,6 +41,9 @@ STACK_BYTES = 1 << 30
 STACK_RECORDS = 1 << 16
 """The same for rows stacked on a GPU, whatever their weights."""
 
+STACK_HELD = 1 << 32
+"""Bytes that the records of one pass on a GPU may hold until they are pulled: several runs' processes share it."""
+
 Index = NDArray[np.int64]
 
 
@@ -273,10 +276,11 @@ def chunks(work: Work, terms: list[Terms]) -> Iterator[Index]:
     counts = np.array([one.count for one in terms])
     divisors = np.array([one.divisor for one in terms])
     order = np.lexsort((np.arange(len(terms)), divisors, counts)) if work.stack else np.arange(len(terms))
+    held = STACK_HELD // max(1, work.engine.bytes_per_record)
+    records = min(STACK_RECORDS, held) if work.stack else CHUNK_RECORDS
     first = 0
     while first < len(order):
         count, batch = counts[order[first]], divisors[order[first]]
-        records = STACK_RECORDS if work.stack else CHUNK_RECORDS
         most = max(1, min(width, int(records // max(1.0, batch)))) if work.stack or count == 1 else 1
         last = first + 1
         while last < min(len(order), first + most) and counts[order[last]] == count:

@@ -73,9 +73,10 @@ class ConvLayer:
         else:
             if x4.shape[2] * x4.shape[3] <= SMALL_IMAGE:
                 saved = (x4 := x4.contiguous(),)
+            geometry = self.geometry
             out = functional.conv2d(
-                x4, weight, bias, self.geometry.stride, self.geometry.padding, self.geometry.dilation, self.groups
-            )
+                of_few_sizes(x4), weight, bias, geometry.stride, geometry.padding, geometry.dilation, self.groups
+            )[: len(x4)]
         return (out.squeeze(-2) if self.one_axis else out), saved
 
     def input_gradient(self, dy: Tensor, saved: Saved, tape: Tape) -> Tensor:
@@ -89,9 +90,11 @@ class ConvLayer:
             dx = self._stacked_input_gradient(dy4, saved[0], weight)
         else:
             geometry = self.geometry
+            slopes = of_few_sizes(dy4)
+            inputs = saved[0] if slopes is dy4 else saved[0].new_empty(1).expand(len(slopes), *saved[0].shape[1:])
             dx = torch.ops.aten.convolution_backward(
-                dy4,
-                saved[0],
+                slopes,
+                inputs,
                 weight,
                 None,
                 geometry.stride,
@@ -101,7 +104,7 @@ class ConvLayer:
                 [0, 0],
                 self.groups,
                 [True, False, False],
-            )[0]
+            )[0][: len(dy4)]
         return dx.squeeze(-2) if self.one_axis else dx
 
     def _fused(self, x: Tensor) -> bool:
@@ -191,3 +194,15 @@ class ConvLayer:
             self.way.pull(factors, held, segments, sums, self.weight_slot)
         if self.bias_slot is not None:
             segments.weighted(factors, held["bias"], sums.of(self.bias_slot))
+
+
+def of_few_sizes(x: Tensor) -> Tensor:
+    """On a GPU, the records with zeros behind them up to one of few numbers: its library plans anew for every size."""
+    missing = usual_size(len(x)) - len(x) if x.is_cuda else 0
+    return functional.pad(x, (0, 0, 0, 0, 0, 0, 0, missing)) if missing else x
+
+
+def usual_size(records: int) -> int:
+    """The next of few numbers: multiples of 32, and of an eighth of a power of two beyond 256."""
+    step = max(32, 1 << max(0, records.bit_length() - 4))
+    return -(-records // step) * step

@@ -85,9 +85,10 @@ class Fast:
         if self._chain is not None and self._stack is not False and Graphs.pays(x, y):
             given = torch.ones(y.shape, dtype=torch.bool, device=y.device) if mask is None else mask
             recorded = self._graphs.of(self._alone, (params, x, y, given))
-            self._calls += 1
-            ticket = self._calls
-            return recorded.grade((params, x, y, given), lambda: ticket == self._calls)
+            if recorded is not None:
+                self._calls += 1
+                ticket = self._calls
+                return recorded.grade((params, x, y, given), lambda: ticket == self._calls)
         return self._graded(params, x, y, mask)
 
     def _alone(self, params: Tensor, x: Tensor, y: Tensor, mask: Tensor) -> Graded:

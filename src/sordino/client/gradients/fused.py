@@ -172,7 +172,14 @@ def cross_entropy(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     n, classes = outputs.shape
     losses, slopes = outputs.new_empty(n), torch.empty_like(outputs)
     kernels.cross_entropy[(-(-n // 16),)](
-        outputs.contiguous(), y, losses, slopes, n, CLASSES=classes, BLOCK=16, BLOCK_C=_power(classes, 2, MOST_CLASSES)
+        outputs.contiguous(),
+        y.contiguous(),
+        losses,
+        slopes,
+        n,
+        CLASSES=classes,
+        BLOCK=16,
+        BLOCK_C=_power(classes, 2, MOST_CLASSES),
     )
     return losses, slopes
 

@@ -5,6 +5,7 @@ What a graph reads and writes stays where it was when it was recorded, so every 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -17,8 +18,13 @@ MOST_RECORDS = 1 << 13
 """A larger stack keeps the device busy by itself."""
 
 MOST_GRAPHS = 8
+"""Every graph owns its buffers, so there are few."""
+
+SEEN = 4
+"""How often a shape comes before it is recorded: recording costs as much as several passes."""
 
 Grade = Callable[[Tensor, Tensor, Tensor, Tensor], Graded]
+Shapes = tuple[torch.Size, torch.Size]
 
 
 @dataclass
@@ -70,20 +76,22 @@ class Recorded:
 
 @dataclass
 class Graphs:
-    """Recorded passes by shape; all are dropped when there are too many."""
+    """Recorded passes by shape, of the first few shapes that come again and again; others are never recorded."""
 
-    recorded: dict[tuple[torch.Size, torch.Size], Recorded] = field(default_factory=dict)
+    recorded: dict[Shapes, Recorded] = field(default_factory=dict)
+    seen: Counter[Shapes] = field(default_factory=Counter)
 
     @staticmethod
     def pays(x: Tensor, y: Tensor) -> bool:
         """Whether a stack is small enough that launches would dominate, and where graphs exist."""
         return y.is_cuda and 0 < y.numel() <= MOST_RECORDS and y.shape[0] > 1 and x.dtype == torch.float32
 
-    def of(self, grade: Grade, inputs: tuple[Tensor, Tensor, Tensor, Tensor]) -> Recorded:
-        """The passes over stacks of this shape, recorded when it is first seen."""
+    def of(self, grade: Grade, inputs: tuple[Tensor, Tensor, Tensor, Tensor]) -> Recorded | None:
+        """The recorded passes over stacks of this shape, once it has been seen often enough."""
         key = (inputs[0].shape, inputs[1].shape)
         if key not in self.recorded:
-            if len(self.recorded) >= MOST_GRAPHS:
-                self.recorded.clear()
+            self.seen[key] += 1
+            if self.seen[key] < SEEN or len(self.recorded) >= MOST_GRAPHS:
+                return None
             self.recorded[key] = Recorded.of(grade, inputs)
         return self.recorded[key]
