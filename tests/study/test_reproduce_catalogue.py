@@ -101,7 +101,7 @@ def test_the_runs_of_tables_8_and_9(number, data):
     assert all(cell.data == {"name": data, "kind": "iid", "clients": 20, "test": 0.2} for cell in alike)
     assert all(cell.parts["calibrate"] == "rdp-robust-hdp" for cell in alike)
     cells = [cell for cell in every if cell not in alike]
-    assert len(cells) == 9 * (5 + 3)
+    assert len(cells) == 9 * (5 + 4)
     for cell in cells:
         assert cell.data == {
             "name": data, "kind": "shards", "clients": 20, "shards": 6, "max_classes": 6, "test": 0.2,
@@ -172,3 +172,19 @@ def test_quick_versions_are_small():
         cells = reproduce.get(name).planned(quick=True)
         assert len(cells) <= 12
         assert not tuning_cells(cells)
+
+
+def test_settings_may_be_searched_in_pairs_and_one_row_may_search_for_others():
+    planned = [cell for cell in reproduce.get("robust-hdp/table8").planned() if cell.column == "Dist2"]
+    ours = {cell.row: cell for cell in planned if cell.search}
+    assert len(ours) == 3
+    tried = {row: {one.id: dict(one.chosen) for one in tuning_cells([cell])[cell.place]} for row, cell in ours.items()}
+    first = tried["random-effects with EMA"]
+    assert sorted(map(str, first.values())) == sorted(
+        str({"lr": lr, "clip": clip}) for lr, clip in itertools.product((0.01, 0.02), (1.0, 3.0))
+    )
+    assert all(one == first for one in tried.values()), "the same runs choose for all of them"
+    pairs = [cell for cell in reproduce.get("fedfdp/table4").planned() if cell.place[1:] == ("FedFDP", "CIFAR10")]
+    values = [cell for one in tuning_cells(pairs[:1]).values() for cell in one]
+    assert len({(c.settled.training["clip"], c.settled.training["lr"]) for c in values}) == 4
+    assert {c.settled.parts["clip"]["weight"] for c in values} == {0.1, 1.0}

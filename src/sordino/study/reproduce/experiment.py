@@ -28,8 +28,9 @@ class Cell:
     parts: what is put in place of the method's parts, as ``[method]`` of a study does.
     training: keys of ``Training``.
     search: settings the paper does not give, with the values to try: ``{"lr": (0.1, 1.0), "clip.weight": (0.1, 0.5)}``.
-        A name with a dot is an option of a part.
-    tune_at: what the searching runs put over data, budgets and training, where one setting chooses for several.
+        A name with a dot is an option of a part; ``{"clip, lr": ((0.1, 10.0), (0.4, 4.0))}`` tries them in pairs.
+    tune_at: what the searching runs put over data, budgets, parts and training, where one setting chooses for several;
+        None takes an entry away.
     chosen: the values of such settings that this run uses.
     tuning: whether the run only serves to choose.
     """
@@ -87,13 +88,20 @@ class Cell:
     @property
     def reference(self) -> Cell:
         """The same run in the setting where values are searched."""
-        over = {key: {**(getattr(self, key) or {}), **values} for key, values in self.tune_at.items()}
+        over = {
+            key: {k: v for k, v in {**(getattr(self, key) or {}), **values}.items() if v is not None}
+            for key, values in self.tune_at.items()
+        }
         return replace(self, **over) if over else self  # type: ignore[arg-type]
 
     def grid(self) -> Iterator[dict[str, Any]]:
         """Every combination of the searched values."""
         for values in itertools.product(*self.search.values()):
-            yield dict(zip(self.search, values))
+            combination: dict[str, Any] = {}
+            for key, value in zip(self.search, values):
+                names = key.split(", ")
+                combination |= zip(names, value) if len(names) > 1 else {key: value}
+            yield combination
 
 
 @dataclass(frozen=True)
@@ -157,7 +165,7 @@ class Quick:
         tune_at = {key: {**values, **small.get(key, {})} for key, values in cell.tune_at.items()}
         chosen: dict[str, Any] = {}
         if self.grid == 1:
-            search, chosen = {}, {key: values[0] for key, values in search.items()}
+            search, chosen = {}, next(replace(cell, search=search).grid())
         changed = replace(cell, data=data, budgets=budgets, training=training, parts=parts)
         return replace(changed, search=search, chosen={**cell.chosen, **chosen}, tune_at=tune_at)
 
