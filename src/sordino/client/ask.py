@@ -25,11 +25,13 @@ class Question:
     what: the release's name in the ledger.
     values: (losses, norms, public) → one value a record, same shape; the gate cuts it to ``bound``.
     bound: the largest value that counts, and so the sum's sensitivity.
+    of_losses: whether values depend on losses alone, so that asking takes a forward pass and no gradients.
     """
 
     what: str
     values: Callable[[Tensor, Tensor, Public], Tensor]
     bound: Callable[[Public], Tensor | float]
+    of_losses: bool = False
 
 
 def scalar_piece(values: Tensor, owner: Tensor | None, rows: int, spread: Callable[[Tensor], Tensor]) -> Piece:
@@ -51,4 +53,4 @@ def capped_loss(bound: float | None = None) -> Question:
     def limit(public: Public) -> float:
         return float(public["loss_bound"]) if bound is None else bound
 
-    return Question("loss", lambda losses, norms, public: losses.clamp(min=0, max=limit(public)), limit)
+    return Question("loss", lambda losses, norms, public: losses.clamp(min=0, max=limit(public)), limit, of_losses=True)

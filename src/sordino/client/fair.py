@@ -73,7 +73,7 @@ def _loss(start: float) -> Question:
     def values(losses: Tensor, norms: Tensor, public: Public) -> Tensor:
         return torch.clamp(losses, min=0.0)  # the gate cuts it to the bound
 
-    return Question("loss", values, limit)
+    return Question("loss", values, limit, of_losses=True)
 
 
 def _factor(losses: Tensor, public: Public, weight: float) -> Tensor:

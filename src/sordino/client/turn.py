@@ -90,8 +90,27 @@ def answer(
     bounds = {question.what: per_row(question.bound(public), len(rows.turns), start.value)}
     params = start.value.expand(len(rows.turns), work.engine.dimension)
     # Weights are equal, so rows need no stack of their own: one flat pass serves them all, on a GPU too.
-    pieces = _pieces(replace(work, also=(question,), stack=False), rows, 0, params, public)
+    alone = replace(work, also=(question,), stack=False)
+    pieces = _heard(alone, rows, params, public) if question.of_losses else _pieces(alone, rows, 0, params, public)
     return gate.release(permit, 0, pieces, bounds, 1)[question.what]
+
+
+def _heard(work: Work, rows: Rows, params: Tensor, public: Public) -> Iterator[Mapping[str, Piece]]:
+    """The answers of a batch to a question about losses alone: no gradients are needed."""
+    (question,), count = work.also, len(rows.turns)
+    if count == 1:
+        for x, y, mask in rows.one(0, work.most):
+            yield {question.what: _answers(question, work.engine.losses(params, x, y, mask), public, None, 1)}
+        return
+    x, y, owner = rows.shared(0)
+    if len(y):
+        losses = work.engine.losses(params[:1], x[None], y[None])[0]
+        yield {question.what: _answers(question, losses, per_record(public, owner, count), owner, count)}
+
+
+def _answers(question: Question, losses: Tensor, public: Public, owner: Tensor | None, rows: int) -> Piece:
+    values = torch.where(losses.isfinite(), question.values(losses, losses, public), 0.0)
+    return scalar_piece(values, owner, rows, lambda v: v[:, None] if owner is None else v[owner])
 
 
 def _pieces(work: Work, rows: Rows, step: int, params: Tensor, public: Public) -> Iterator[Mapping[str, Piece]]:
