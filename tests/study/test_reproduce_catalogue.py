@@ -114,7 +114,8 @@ def test_the_runs_of_tables_8_and_9(number, data):
     if data == "mnist":  # Table 5
         assert rates[("noise as published", "Robust-HDP", "Dist6")] == 2e-3
         assert rates[("noise as published", "minimum ε", "Dist6")] == 1e-4
-        assert rates[("tight noise", "random-effects with EMA", "Dist1")] == 1e-2
+        assert rates[("tight noise", "random-effects with EMA", "Dist1")] == 1e-2 / 16
+        assert {c.training.get("server_lr") for c in cells if "EMA" in c.row} == {16.0}
     else:  # Table 6
         assert rates[("noise as published", "PFA", "Dist6")] == 5e-3
         assert rates[("tight noise", "WeiAvg", "Dist5")] == 2e-3
@@ -181,7 +182,7 @@ def test_settings_may_be_searched_in_pairs_and_one_row_may_search_for_others():
     tried = {row: {one.id: dict(one.chosen) for one in tuning_cells([cell])[cell.place]} for row, cell in ours.items()}
     first = tried["random-effects with EMA"]
     assert sorted(map(str, first.values())) == sorted(
-        str({"lr": lr, "clip": clip}) for lr, clip in itertools.product((0.01, 0.02), (1.0, 3.0))
+        str({"lr": lr / 16, "clip": clip}) for lr, clip in itertools.product((0.01, 0.02), (1.0, 3.0))
     )
     assert all(one == first for one in tried.values()), "the same runs choose for all of them"
     pairs = [cell for cell in reproduce.get("fedfdp/table4").planned() if cell.place[1:] == ("FedFDP", "CIFAR10")]

@@ -85,6 +85,8 @@ NETWORK, INPUT = "robust-hdp-cnn", {"standardise": True}
 SMALL = {"options": {"records": 2000}}
 BRIEF = {"rounds": 3, "evaluate": 3, "batch": 32}
 AVERAGED = {"name": "ema", "decay": 0.95}
+SERVER_RATE = 16.0
+"""η_s of our rules, whose clients take steps so much shorter: their noise then hardly moves them between gradients."""
 FEW_ROWS = {"robust-hdp": {"aggregate": {"name": "robust-hdp", "rows": 1000}}}
 
 
@@ -116,11 +118,13 @@ def utility_cells(data: str) -> tuple[Cell, ...]:
             cells.append(_cell(data, AS_PUBLISHED, row, method, place, lr, {"calibrate": calibrate}, dist))
     for row, weighing in OURS.items():
         for place, (dist, lr) in enumerate(zip(DISTS, RATES[data]["Robust-HDP"])):
-            pairs = ((lr, CLIP), (2 * lr, 1.0), (lr, 1.0), (2 * lr, CLIP))
+            own = lr / SERVER_RATE
+            pairs = ((own, CLIP), (2 * own, 1.0), (own, 1.0), (2 * own, CLIP))
             tried = {"lr, clip": pairs if data == "mnist" else pairs[:2]}
             parts = {"server": AVERAGED, "calibrate": "tight", **weighing}
-            cell = _cell(data, TIGHT, row, "random-effects", place, lr, parts, dist, tried)
-            cells.append(replace(cell, tune_at={"parts": {"aggregate": None}}))
+            cell = _cell(data, TIGHT, row, "random-effects", place, own, parts, dist, tried)
+            training = {**cell.training, "server_lr": SERVER_RATE}
+            cells.append(replace(cell, training=training, tune_at={"parts": {"aggregate": None}}))
     for place, (dist, lr) in enumerate(zip(DISTS, RATES[data]["WeiAvg"])):
         cells.append(_cell(data, TIGHT, "WeiAvg", "weiavg", place, lr, {"calibrate": "tight"}, dist))
     for row in ("WeiAvg", "PFA", "Robust-HDP"):
@@ -174,7 +178,9 @@ def _utility(data: str, number: int, shown: str) -> Experiment:
             "WeiAvg at the paper's learning rate. For rules of ours the learning rate is the paper's for Robust-HDP or "
             "twice that, and the clip 3 or 1, whichever is better for random effects on a seed of its own"
             + ("" if data == "mnist" else " (of two pairs only: the paper's rate with 3, twice that with 1)")
-            + "; what is shown of them is an average of the last models (EMA, decay 0.95), which is free.",
+            + f". Clients take steps {SERVER_RATE:g} times shorter and the server one as much longer, so that their "
+            "noise hardly moves them between gradients, and what is shown is an average of the last models (EMA, decay "
+            "0.95): both are free.",
             "The third block is the first one with records dealt at random. Rules that trust few clients (PFA, "
             "Robust-HDP) live on what classes those have, and short runs of this block come near print where six "
             "classes a client, as the text has it, do not.",
