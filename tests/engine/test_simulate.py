@@ -199,3 +199,18 @@ def test_a_killed_run_resumes_to_the_same_weights_and_the_same_charges(digits, t
 def test_a_diverging_run_stops_with_a_clear_message(digits):
     with pytest.raises(sd.SordinoError, match=r"diverged; use a smaller training\.lr"):
         sd.train(digits, "logistic", "fedavg", rounds=3, lr=1e30, server_lr=1e30, rate=0.5)
+
+
+def test_the_servers_steps_shrink_over_the_last_rounds_by_equal_parts(digits):
+    settings = sd.methods.Training(server_lr=2.0, cooldown=0.5)
+    assert [settings.server_rate(number, 8) for number in range(1, 9)] == [2.0] * 5 + [1.5, 1.0, 0.5]
+    assert sd.methods.Training(server_lr=2.0).server_rate(8, 8) == 2.0
+
+    def trained(rounds, **more):
+        return sd.train(digits, "logistic", "fedavg", rounds=rounds, lr=0.3, sampling="full", **more).weights
+
+    once, twice = trained(1), trained(2)
+    assert plain_loop.close(trained(2, cooldown=1.0), once + 0.5 * (twice - once)) < 1e-5
+    assert plain_loop.close(trained(2, cooldown=0.5), twice) < 1e-5
+    with pytest.raises(sd.errors.BadInput, match="share of the rounds"):
+        trained(2, cooldown=1.5)

@@ -149,7 +149,7 @@ def close_round(
     if "update" not in uploads:  # nobody sent a whole one
         uploads = {**uploads, "update": state.weights.new_zeros(len(called.clients), len(state.weights))}
     outcome = plan.method.aggregate(uploads["update"], about, state.server)
-    rate = plan.training.server_lr
+    rate = plan.training.server_rate(number, plan.schedule.rounds)
     stepped = plan.method.server(state.weights, outcome.delta if rate == 1 else outcome.delta * rate, outcome.state)
     state.weights, state.shown, state.server = stepped
     if not all_finite(state.weights):
@@ -221,7 +221,7 @@ def facts(
     variances = variances * (radii(plan, called, public) ** 2 if plan.method.private else 1.0)
     variances = variances * steps / np.array([c.terms.count for c in clients])
     known = {"lr": plan.training.lr, "clients": len(plan.clients), "clip": public["clip"]}
-    known |= {"rounds": plan.schedule.rounds, "server_lr": plan.training.server_lr}
+    known |= {"rounds": plan.schedule.rounds, "server_lr": plan.training.server_rate(number, plan.schedule.rounds)}
     known["records"] = int(plan.population.sizes.sum())
     known["answer_noise"] = plan.answer_noise(called.clients)
     if course.oracle:

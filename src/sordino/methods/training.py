@@ -53,6 +53,8 @@ class Training:
         n, between 64 and 512 but never more than n: with the number of steps fixed, larger batches need less noise.
     steps: K local steps a round; or ``epochs`` of n/b steps (independent draws, never a shuffle). Default: 1 step.
     lr: η, the clients' learning rate. ``server_lr``: η_s.
+    cooldown: the share of the rounds, the last ones, over which η_s falls in equal steps to almost nothing: first long
+        steps through the noise, then short ones that settle. Free, like all that the server does with releases.
     clip: C, the largest norm a record's gradient may have.
     sampling: ``poisson`` (zero-out), ``fixed`` (without replacement, replace-one) or ``full``.
     select: participations a round, for rules that draw clients.
@@ -66,6 +68,7 @@ class Training:
     epochs: float | None = None
     lr: float = 0.5
     server_lr: float = 1.0
+    cooldown: float = 0.0
     clip: float = 1.0
     sampling: str = "poisson"
     select: int | None = None
@@ -81,6 +84,8 @@ class Training:
         positive("evaluate", self.evaluate, "whole number")
         for key in ("lr", "server_lr", "clip"):
             positive(key, getattr(self, key))
+        if not (isinstance(self.cooldown, (int, float)) and 0.0 <= self.cooldown <= 1.0):
+            raise BadInput(f"training.cooldown is {self.cooldown!r}: it is a share of the rounds, from 0 to 1")
         if self.steps is not None:
             positive("steps", self.steps, "whole number")
         if self.epochs is not None:
@@ -92,6 +97,11 @@ class Training:
         if self.steps is not None and self.epochs is not None:
             raise BadInput("training.steps and training.epochs say the same thing twice: keep one of them")
         Scheme.parse(self.sampling)
+
+    def server_rate(self, number: int, rounds: int) -> float:
+        """η_s of a round, counted from 1: in the last ones in proportion to how many are left."""
+        falling = self.cooldown * rounds
+        return self.server_lr * (min(1.0, (rounds - number + 1) / falling) if falling else 1.0)
 
     def only(self, some: NDArray[np.bool_]) -> Training:
         """The same settings for some of the clients: lists with an entry for each are cut."""

@@ -103,6 +103,7 @@ class TrainingKeys(Section):
     epochs: float | None = None
     lr: float | None = None
     server_lr: float | None = None
+    cooldown: float | None = None
     clip: float | None = None
     sampling: Literal["poisson", "fixed", "full"] | None = None
     select: int | None = None
