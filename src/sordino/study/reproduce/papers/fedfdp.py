@@ -36,6 +36,8 @@ OPEN = {
 MODEL, PIXELS = "fedavg-cnn", {"centred": True}
 SHOWN = {"name": "ema", "decay": 0.98}
 RATE_SHOWN = 10.0
+"""η where nothing is searched: in the figures, at C = 0.1."""
+
 STEPS_TRIED: dict[str, tuple[tuple[float, float], ...]] = {
     "usual": ((0.1, 10.0), (0.1, 25.0), (0.4, 4.0), (1.6, 1.0)),
     "CIFAR10": ((1.0, 0.5), (2.5, 0.2), (2.5, 0.4), (5.0, 0.1)),
