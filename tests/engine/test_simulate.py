@@ -1,5 +1,6 @@
 """The simulation loop: equal to a plain loop, however rows are chunked; charged exactly; the same after a crash."""
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -214,3 +215,39 @@ def test_the_servers_steps_shrink_over_the_last_rounds_by_equal_parts(digits):
     assert plain_loop.close(trained(2, cooldown=0.5), twice) < 1e-5
     with pytest.raises(sd.errors.BadInput, match="share of the rounds"):
         trained(2, cooldown=1.5)
+
+
+def test_the_model_is_drawn_a_share_of_the_way_back_to_its_start(digits, tmp_path):
+    """Three rounds by hand: each is the step that a run without pull takes from the same weights, less ρ(w − w_0)."""
+
+    def steps(pull):
+        """Weights after every round, with every record in every step and no noise."""
+        seen = []
+        for rounds in (1, 2, 3):
+            seen.append(sd.train(digits, "logistic", "fedavg", rounds=rounds, lr=0.3, sampling="full", pull=pull))
+        return [one.weights for one in seen]
+
+    free, drawn = steps(0.0), steps(0.25)
+    start = sd.train(digits, "logistic", "fedavg", rounds=1, lr=1e-30, sampling="full").weights
+    assert torch.equal(drawn[0], free[0])  # nothing to go back from yet
+    assert plain_loop.close(drawn[1], free[1] - 0.25 * (free[0] - start)) < 1e-5
+    gone = [float((one[2] - start).norm()) for one in (free, drawn)]
+    assert gone[1] < 0.8 * gone[0]
+    cooled = sd.train(digits, "logistic", "fedavg", rounds=2, lr=0.3, sampling="full", pull=0.25, cooldown=1.0).weights
+    assert plain_loop.close(cooled, free[0] + 0.5 * (drawn[1] - free[0])) < 1e-5
+    with pytest.raises(sd.errors.BadInput, match="share of the way back"):
+        sd.train(digits, "logistic", "fedavg", rounds=1, pull=1.0)
+
+
+def test_a_run_that_is_drawn_back_remembers_its_start_over_a_restart(digits, tmp_path):
+    settings = {**SETTINGS, "rounds": 4, "pull": 0.3}
+    whole = sd.train(digits, "logistic", out=tmp_path / "whole", **settings)
+
+    def stop(record):
+        if record["round"] == 2:
+            raise KeyboardInterrupt
+
+    with contextlib.suppress(KeyboardInterrupt):
+        sd.train(digits, "logistic", out=tmp_path / "cut", callbacks=[stop], **settings)
+    resumed = sd.train(digits, "logistic", out=tmp_path / "cut", resume=True, **settings)
+    assert torch.equal(resumed.weights, whole.weights)

@@ -63,6 +63,13 @@ def test_standardised_records_are_a_fixed_map_before_the_same_network():
     torch.testing.assert_close(ahead(x), plain((x - 0.1307) / 0.3081))
 
 
+def test_tanh_takes_the_place_of_every_relu_over_the_same_weights():
+    sharp, smooth = (models.build("fedavg-cnn", (1, 28, 28), 10, 3, tanh=on) for on in (False, True))
+    kinds = {nn.ReLU: nn.Tanh}
+    assert [type(layer) for layer in smooth] == [kinds.get(type(layer), type(layer)) for layer in sharp]
+    assert all(torch.equal(a, b) for a, b in zip(sharp.parameters(), smooth.parameters()))
+
+
 def test_random_features_are_fixed_and_only_the_head_is_trained():
     model = models.build("random-features", (20,), 2)
     assert [name for name, _ in model.named_parameters()] == ["2.weight", "2.bias"]

@@ -170,7 +170,7 @@ def test_only_chooses_runs_by_their_labels(tmp_path):
     planned = reproduce.get("robust-hdp/table8").planned()
     chosen = matching(planned, "tight, weiavg|factor, Dist1|Dist9, seed 0")
     assert sorted((cell.row, cell.column) for cell in chosen) == [
-        ("WeiAvg", "Dist1"), ("WeiAvg", "Dist9"), ("factor-hdp with EMA", "Dist1"), ("factor-hdp with EMA", "Dist9"),
+        ("WeiAvg", "Dist1"), ("WeiAvg", "Dist9"), ("factor-hdp", "Dist1"), ("factor-hdp", "Dist9"),
     ]  # fmt: skip
     rows = {cell.row for cell in matching(reproduce.get("adaptdp/table2").planned(), "DP-FedAvg")}
     assert rows == {"DP-FedAvg"}, "a whole label is not a part of another"

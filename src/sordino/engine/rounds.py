@@ -149,9 +149,8 @@ def close_round(
     if "update" not in uploads:  # nobody sent a whole one
         uploads = {**uploads, "update": state.weights.new_zeros(len(called.clients), len(state.weights))}
     outcome = plan.method.aggregate(uploads["update"], about, state.server)
-    rate = plan.training.server_rate(number, plan.schedule.rounds)
-    stepped = plan.method.server(state.weights, outcome.delta if rate == 1 else outcome.delta * rate, outcome.state)
-    state.weights, state.shown, state.server = stepped
+    delta, kept = _steered(plan, state.weights, outcome.delta, number, outcome.state)
+    state.weights, state.shown, state.server = plan.method.server(state.weights, delta, kept)
     if not all_finite(state.weights):
         raise SordinoError(
             f"the model is no longer finite after round {number}: training diverged; use a smaller training.lr"
@@ -162,6 +161,19 @@ def close_round(
         if course.oracle and is_time(plan, number):
             record |= weighed(about, outcome.weights, [c.name for c in plan.clients], {})
     return record | ({"diagnostics": outcome.diagnostics} if outcome.diagnostics else {})
+
+
+def _steered(
+    plan: Plan, weights: Tensor, delta: Tensor, number: int, server: dict[str, Any]
+) -> tuple[Tensor, dict[str, Any]]:
+    """η_s Δ − ρ(w − w_0), shorter in the last rounds where there is a cooldown; and where w_0 is remembered."""
+    training, rounds = plan.training, plan.schedule.rounds
+    rate, pull = training.server_rate(number, rounds), training.pull * training.pace(number, rounds)
+    delta = delta if rate == 1 else delta * rate
+    if not pull:
+        return delta, server
+    server = server if "start" in server else {**server, "start": weights.clone()}
+    return delta - pull * (weights - server["start"]), server
 
 
 def all_finite(weights: Tensor) -> bool:

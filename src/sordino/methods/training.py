@@ -55,6 +55,8 @@ class Training:
     lr: η, the clients' learning rate. ``server_lr``: η_s.
     cooldown: the share of the rounds, the last ones, over which η_s falls in equal steps to almost nothing: first long
         steps through the noise, then short ones that settle. Free, like all that the server does with releases.
+    pull: ρ, the share of the way back to where it started that the model is drawn every round. Noise adds up over the
+        rounds in every direction, and ρ forgets it after 1/ρ of them; what gradients keep asking for stays. Free too.
     clip: C, the largest norm a record's gradient may have.
     sampling: ``poisson`` (zero-out), ``fixed`` (without replacement, replace-one) or ``full``.
     select: participations a round, for rules that draw clients.
@@ -69,6 +71,7 @@ class Training:
     lr: float = 0.5
     server_lr: float = 1.0
     cooldown: float = 0.0
+    pull: float = 0.0
     clip: float = 1.0
     sampling: str = "poisson"
     select: int | None = None
@@ -86,6 +89,8 @@ class Training:
             positive(key, getattr(self, key))
         if not (isinstance(self.cooldown, (int, float)) and 0.0 <= self.cooldown <= 1.0):
             raise BadInput(f"training.cooldown is {self.cooldown!r}: it is a share of the rounds, from 0 to 1")
+        if not (isinstance(self.pull, (int, float)) and 0.0 <= self.pull < 1.0):
+            raise BadInput(f"training.pull is {self.pull!r}: it is a share of the way back, from 0 to less than 1")
         if self.steps is not None:
             positive("steps", self.steps, "whole number")
         if self.epochs is not None:
@@ -98,10 +103,14 @@ class Training:
             raise BadInput("training.steps and training.epochs say the same thing twice: keep one of them")
         Scheme.parse(self.sampling)
 
-    def server_rate(self, number: int, rounds: int) -> float:
-        """η_s of a round, counted from 1: in the last ones in proportion to how many are left."""
+    def pace(self, number: int, rounds: int) -> float:
+        """The length of a round's step beside the first one's: in the last ones in proportion to how many are left."""
         falling = self.cooldown * rounds
-        return self.server_lr * (min(1.0, (rounds - number + 1) / falling) if falling else 1.0)
+        return min(1.0, (rounds - number + 1) / falling) if falling else 1.0
+
+    def server_rate(self, number: int, rounds: int) -> float:
+        """η_s of a round, counted from 1."""
+        return self.server_lr * self.pace(number, rounds)
 
     def only(self, some: NDArray[np.bool_]) -> Training:
         """The same settings for some of the clients: lists with an entry for each are cut."""

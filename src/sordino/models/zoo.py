@@ -136,24 +136,27 @@ def tramer_cifar(shape: Shape, classes: int | None) -> nn.Module:
     return nn.Sequential(*layers, nn.Linear(128, outputs(classes)))
 
 
-def fedavg_cnn(shape: Shape, classes: int | None, centred: bool = False) -> nn.Module:
+def fedavg_cnn(shape: Shape, classes: int | None, centred: bool = False, tanh: bool = False) -> nn.Module:
     """The FedAvg network as FedFDP uses it; 582,026 parameters on 1×28×28 and 878,538 on 3×32×32.
 
     ``centred`` maps pixels from [0, 1] to [−1, 1] first, as the federated benchmark does that FedFDP's setting is from.
+    ``tanh`` takes the place of ReLU: bounded activations keep gradients near the clip and logits small while noise
+    adds up (Papernot and others, 2021).
     """
     channels, height, width = image_size(shape, 16, "fedavg-cnn")
+    unit = nn.Tanh if tanh else nn.ReLU
     sides = [((side - 4) // 2 - 4) // 2 for side in (height, width)]
     return nn.Sequential(
         *([Standardise(0.5, 0.5)] if centred else []),
         nn.Conv2d(channels, 32, 5),
-        nn.ReLU(),
+        unit(),
         nn.MaxPool2d(2),
         nn.Conv2d(32, 64, 5),
-        nn.ReLU(),
+        unit(),
         nn.MaxPool2d(2),
         nn.Flatten(),
         nn.Linear(64 * sides[0] * sides[1], 512),
-        nn.ReLU(),
+        unit(),
         nn.Linear(512, outputs(classes)),
     )
 

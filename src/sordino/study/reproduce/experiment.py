@@ -29,7 +29,8 @@ class Cell:
     training: keys of ``Training``.
     search: settings the paper does not give, with the values to try: ``{"lr": (0.1, 1.0), "clip.weight": (0.1, 0.5)}``.
         A name with a dot is an option of a part; ``{"clip, lr": ((0.1, 10.0), (0.4, 4.0))}`` tries them in pairs.
-    tune_at: what the searching runs put over data, budgets, parts and training, where one setting chooses for several;
+    tune_at: what the searching runs put over data, model_options, budgets, parts and training, where one setting
+        chooses for several;
         None takes an entry away.
     chosen: the values of such settings that this run uses.
     tuning: whether the run only serves to choose.

@@ -19,7 +19,7 @@ from sordino.study.run import Prepared, prepare
 
 Noises = list[list[list[float]]]
 
-NOT_FOR_NOISE = ("lr", "server_lr", "cooldown", "clip", "evaluate")
+NOT_FOR_NOISE = ("lr", "server_lr", "cooldown", "pull", "clip", "evaluate")
 """Settings that noise multipliers do not depend on."""
 
 
