@@ -5,19 +5,20 @@ import pytest
 
 import sordino as sd
 from sordino import methods
-from sordino.errors import BadInput
-from sordino.study import many
+from sordino.errors import BadInput, SordinoError
+from sordino.study import many, stacked
+from sordino.study import run as running
 from sordino.study.many import train_together
-from sordino.study.run import prepare
+from sordino.study.run import prepare, train_prepared
 
 
 def together_and_alone(cases, model="logistic"):
     """Train (clients, method, seed, settings) in one stack and one by one; the pairs of runs."""
     ready = [prepare(clients, model, method, seed, None, keys) for clients, method, seed, keys in cases]
-    stacked = train_together(ready, device="cpu")
+    together = train_together(ready, device="cpu")
     return [
         (one, sd.train(clients, model, method, seed=seed, **keys))
-        for one, (clients, method, seed, keys) in zip(stacked, cases)
+        for one, (clients, method, seed, keys) in zip(together, cases)
     ]
 
 
@@ -139,7 +140,7 @@ class Stopped(BaseException):
 
 
 def test_a_stack_that_was_stopped_goes_on_where_it_was(digits, tmp_path, monkeypatch):
-    monkeypatch.setattr(many, "EVERY", 0.0)
+    monkeypatch.setattr(stacked, "EVERY", 0.0)
     whole = train_together(stoppable(digits), "cpu")
 
     def stop(number):
@@ -173,7 +174,7 @@ def test_a_stack_that_was_stopped_goes_on_where_it_was(digits, tmp_path, monkeyp
 
 
 def test_a_crash_while_a_stack_is_kept_leaves_what_was_kept_before(digits, tmp_path, monkeypatch):
-    monkeypatch.setattr(many, "EVERY", 0.0)
+    monkeypatch.setattr(stacked, "EVERY", 0.0)
     real, calls = many.Ledger.copy, []
 
     def failing(self, path):
@@ -190,6 +191,45 @@ def test_a_crash_while_a_stack_is_kept_leaves_what_was_kept_before(digits, tmp_p
     for one, two in zip(whole, again):
         assert np.allclose(one.weights, two.weights, rtol=1e-6, atol=1e-7)
         assert two.privacy == one.privacy
+
+
+def test_a_run_alone_that_was_stopped_goes_on_where_it_was(digits, tmp_path, monkeypatch):
+    monkeypatch.setattr(stacked, "EVERY", 0.0)
+
+    def stop(record):
+        if record["round"] == 3:
+            raise Stopped
+
+    for one in stoppable(digits):
+        whole = train_prepared(one)
+        with pytest.raises(Stopped):
+            train_prepared(one, callbacks=[stop], keep=tmp_path / "runs")
+        seen, trained = [], []
+        with monkeypatch.context() as patch:
+            patch.setattr(running, "simulate", counting(trained))
+            again = train_prepared(one, callbacks=[lambda record, to=seen: to.append(record)], keep=tmp_path / "runs")
+        assert trained == [4], "three rounds were kept"
+        assert [record["round"] for record in seen] == [1, 2, 3, 4]
+        assert np.array_equal(again.weights, whole.weights)
+        assert again.privacy == whole.privacy, "every round was charged once"
+        assert not (tmp_path / "runs").exists(), "what has ended is forgotten"
+
+
+def counting(trained, real=running.simulate):
+    def simulate(setup, state):
+        for now in real(setup, state):
+            trained.append(now.round)
+            yield now
+
+    return simulate
+
+
+def test_a_run_alone_that_diverges_is_forgotten(digits, tmp_path, monkeypatch):
+    monkeypatch.setattr(stacked, "EVERY", 0.0)
+    wild = prepare(digits, "logistic", "fedavg", 0, None, {"rounds": 3, "lr": 1e20, "server_lr": 1e30, "rate": 0.5})
+    with pytest.raises(SordinoError, match="no longer finite"):
+        train_prepared(wild, keep=tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()
 
 
 def test_a_ledger_of_real_budgets_is_not_copied(tmp_path):

@@ -19,13 +19,11 @@ from sordino.errors import BadInput, SordinoError
 from sordino.privacy.gate import Gate
 from sordino.privacy.generators import Keyed
 from sordino.privacy.ledger import Ledger
+from sordino.study import stacked
 from sordino.study.folder import Folder
 from sordino.study.result import build_result
 from sordino.study.run import Prepared, Run, make_setup, open_accounts, torch_device
 from sordino.study.stacked import Stacked
-
-EVERY = 60.0
-"""Seconds of a stack that a crash may cost."""
 
 
 def train_together(
@@ -40,8 +38,8 @@ def train_together(
 
     The runs must have one model in common and records of one shape; see ``engine.together``. With ``folders``, each
     run's result, model and ledger are put into its folder when the stack is done: whole, or not at all. ``name``
-    is what to call the study in reports. With ``keep``, a folder, the stack's state is kept there every ``EVERY``
-    seconds, and the same runs go on from it after a crash.
+    is what to call the study in reports. With ``keep``, a folder, the stack's state is kept there every
+    ``stacked.EVERY`` seconds, and the same runs go on from it after a crash.
     """
     where = torch_device(device)
     lead = runs[0]
@@ -99,7 +97,7 @@ def _go_on(
     saved = time.monotonic()
     for number in simulate_together(setups, states):
         watch(number)
-        if time.monotonic() - saved >= EVERY:
+        if time.monotonic() - saved >= stacked.EVERY:
             save()
             saved = time.monotonic()
 

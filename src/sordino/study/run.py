@@ -30,7 +30,7 @@ from sordino.engine.mapped import make_records, pages_of
 from sordino.engine.sharded import Shard
 from sordino.engine.simulate import Setup, simulate
 from sordino.engine.threads import threads_for_step
-from sordino.errors import BadInput
+from sordino.errors import BadInput, SordinoError
 from sordino.methods import Method, Plan, Population, Training
 from sordino.privacy.accounting import composed_epsilon
 from sordino.privacy.gate import Gate
@@ -40,6 +40,7 @@ from sordino.privacy.ledger import Plan as LedgerPlan
 from sordino.privacy.types import Budget
 from sordino.study.folder import Folder, planned_noises
 from sordino.study.result import build_result, load_run, save_run, to_json
+from sordino.study.stacked import Alone, Stacked
 from sordino.study.view import PlanView
 
 SHOWN_CLIENTS = 100
@@ -234,17 +235,36 @@ def train(
     return done
 
 
-def train_prepared(ready: Prepared, device: str = "cpu", callbacks: Sequence[Callback] = ()) -> Run:
-    """Train a prepared run with a ledger of its own that ends with it, as ``train`` does without a folder."""
-    scratch = tempfile.TemporaryDirectory(prefix="sordino-")
-    with scratch as folder, Ledger(Path(folder) / "ledger.db", durable=False) as book:
-        return _train(ready, book, None, torch_device(device), callbacks, None)
+def train_prepared(
+    ready: Prepared, device: str = "cpu", callbacks: Sequence[Callback] = (), keep: Path | None = None
+) -> Run:
+    """Train a prepared run with a ledger of its own that ends with it, as ``train`` does without a folder.
+
+    With ``keep``, a folder, its state is kept there every minute, and the same run goes on from it after a crash;
+    ``callbacks`` also hear of the rounds before.
+    """
+    where = torch_device(device)
+    stack = None if keep is None else Stacked.below(keep, [ready.key])
+    with tempfile.TemporaryDirectory(prefix="sordino-") as scratch:
+        path = Path(scratch) / "ledger.db"
+        stopped = stack.restore([path], where) if stack and stack.names() else []
+        for record in [record for state in stopped for record in state.history]:
+            for callback in callbacks:
+                callback(record)
+        with Ledger(path, durable=False) as book:
+            alone = None if stack is None else Alone(stack, book, stopped)
+            try:
+                return _train(ready, book, alone, where, callbacks, None)
+            except SordinoError:  # it would end so again
+                if stack is not None:
+                    stack.drop()
+                raise
 
 
 def _train(
     ready: Prepared,
     book: Ledger,
-    folder: Folder | None,
+    folder: Folder | Alone | None,
     device: torch.device,
     callbacks: Sequence[Callback],
     name: str | None,

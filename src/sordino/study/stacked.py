@@ -1,20 +1,26 @@
-"""What a stack of runs leaves behind while it trains, so that one that was stopped goes on where it was."""
+"""What a stack of runs, or one alone, leaves behind while it trains, so that it goes on where it was stopped."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import shutil
+import time
+import uuid
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from sordino.engine.checkpoint import Checkpoint, load_checkpoint, save_checkpoint, write_atomic
 from sordino.privacy.ledger import Ledger
+
+EVERY = 60.0
+"""Seconds of training that a crash may cost."""
 
 
 @dataclass(frozen=True)
@@ -70,3 +76,32 @@ class Stacked:
         shutil.rmtree(self.folder, ignore_errors=True)
         with suppress(OSError):  # other stacks are kept beside it
             self.folder.parent.rmdir()
+
+
+@dataclass
+class Alone:
+    """A stack of one as training knows a run folder: its name, the state to go on from, and where to keep the next."""
+
+    stack: Stacked
+    book: Ledger
+    states: list[Checkpoint]
+    """What was left when it was stopped; empty for a run that begins."""
+    saved: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        names = self.stack.names() if self.states else None
+        self.run = names[0] if names else uuid.uuid4().hex
+
+    def checkpoint(self, device: torch.device) -> Checkpoint | None:
+        """The state to go on from, or None for a run that begins."""
+        return self.states[0] if self.states else None
+
+    def keep(self, state: Checkpoint) -> None:
+        """Write the state, when it is time."""
+        if time.monotonic() - self.saved >= EVERY:
+            self.stack.save([self.run], [state], [self.book])
+            self.saved = time.monotonic()
+
+    def finish(self, result: dict[str, Any], weights: Tensor) -> None:
+        """Forget the run: it has ended."""
+        self.stack.drop()

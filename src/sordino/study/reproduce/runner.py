@@ -124,7 +124,7 @@ class Runner:
     def _alone(self, cell: Cell, one: Prepared) -> None:
         started = time.perf_counter()
         try:
-            run = train_prepared(one, self.device, [lambda record: self.watch.advance(1)])
+            run = train_prepared(one, self.device, [lambda record: self.watch.advance(1)], keep=self.store.stacks)
         except SordinoError as error:
             self._note(cell, error, time.perf_counter() - started)
             return

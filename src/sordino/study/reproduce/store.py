@@ -30,7 +30,7 @@ class Store:
         self.folder = out / "cells"
         self.folder.mkdir(parents=True, exist_ok=True)
         self.stacks = out / "stacks"
-        """Where stacks that are being trained keep their state."""
+        """Where runs that are being trained keep their state."""
         self.places = (self.folder, *(other / "cells" for other in reuse))
         self._known: dict[str, dict[str, Any]] = {}
 

@@ -34,7 +34,7 @@ OURS: dict[str, dict[str, object]] = {
 }
 """Rules of our own. Values are searched for the first, and the others take them over."""
 
-LIKE_OURS = {"WeiAvg, steps like ours": {"aggregate": {"name": "weiavg"}}}
+LIKE_OURS = {"WeiAvg with our steps": {"aggregate": {"name": "weiavg"}}}
 """What our way of stepping does for a published rule."""
 
 RATES: dict[str, dict[str, tuple[float, ...]]] = {
