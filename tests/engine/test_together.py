@@ -129,7 +129,7 @@ def test_runs_without_a_common_model_are_refused(digits):
 
 def stoppable(digits):
     """State at clients and at the server, questions, an average of models, and a run that is not private."""
-    common = {"rounds": 4, "batch": 8, "steps": 2, "clip": 0.7, "lr": 0.2}
+    common = {"rounds": 4, "batch": 8, "steps": 2, "clip": 0.7, "lr": 0.2, "pull": 0.1, "cooldown": 0.5}
     averaged = methods.get("weiavg", {"server": "ema"})
     chosen = ["dp-feddyn", averaged, "adaptdp", "dp-scaffold", "fedavg"]
     return [prepare(digits, "logistic", method, 0, None, dict(common)) for method in chosen]
