@@ -105,6 +105,23 @@ def test_q_ffl_equals_its_definition(q):
     assert np.allclose((found.weights[:, None] * updates).sum(0), found.delta.numpy(), atol=1e-6)
 
 
+def test_q_ffl_can_leave_declared_noise_out_of_the_updates_norms():
+    generator = np.random.default_rng(1)
+    losses, spread, dimension = [0.3, 1.7, 2.2], np.array([0.5, 1.0, 2.0]), 50_000
+    signal = generator.standard_normal((3, dimension)) / math.sqrt(dimension)
+    noisy = signal + spread[:, None] * generator.standard_normal((3, dimension))
+    heard = facts(loss=torch.tensor(losses), variances=spread**2)
+    found = q_ffl(torch.from_numpy(noisy), heard, {}, q=1.0, corrected=True)
+    above, below = np.zeros(dimension), 0.0
+    for update, loss, v in zip(noisy, losses, spread**2):
+        length = max(0.0, sum(x * x for x in update) - dimension * v)
+        above += loss * update / 0.1
+        below += length / 0.1**2 + loss / 0.1
+    assert np.allclose(found.delta.numpy(), above / below, rtol=1e-5)
+    plain = q_ffl(torch.from_numpy(noisy), heard, {}, q=1.0)
+    assert plain.weights.sum() < 0.01 * found.weights.sum(), "with it, steps are next to nothing"
+
+
 def test_q_ffl_survives_negative_losses_and_broken_updates():
     updates = torch.randn(3, 7, generator=torch.Generator().manual_seed(0))
     updates[1] = math.nan

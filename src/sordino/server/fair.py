@@ -60,10 +60,11 @@ def hear_loss(kappa: float = 2.5, floor: float = 0.1, ceiling: float = 10.0, ada
 
 @about(needs=("loss",))
 @defended()
-def q_ffl(screened: Screened, state: State, *, q: float = 0.1, least: float = 0.01) -> Outcome:
+def q_ffl(screened: Screened, state: State, *, q: float = 0.1, least: float = 0.01, corrected: bool = False) -> Outcome:
     """q-FedAvg (Li et al. 2020): Δ_k = F_k^q(w − w_k)/η, h_k = qF_k^(q−1)‖(w − w_k)/η‖² + F_k^q/η, w ← w − ΣΔ/Σh.
 
-    F_k is the released loss at w, raised to ``least``: noise can make it negative. q = 0 is the plain mean.
+    F_k is the released loss at w, raised to ``least``: noise can make it negative. q = 0 is the plain mean. With
+    ``corrected``, ‖w − w_k‖² is without the declared noise that it holds, dσ_k².
     """
     if not (math.isfinite(q) and q >= 0 and least > 0):
         raise BadInput(f"q-ffl has q={q!r} and least={least!r}: q ≥ 0 and least > 0 are needed")
@@ -72,7 +73,9 @@ def q_ffl(screened: Screened, state: State, *, q: float = 0.1, least: float = 0.
     losses = np.maximum(np.where(np.isfinite(heard), heard, least), least)
     rate = float(facts.extra["lr"])
     amplified = losses**q
-    curvature = q * losses ** (q - 1) * (screened.norms / rate) ** 2 + amplified / rate
+    noise = screened.updates.shape[1] * facts.variances if corrected else 0.0
+    squares = np.maximum(0.0, screened.norms**2 - noise)
+    curvature = q * losses ** (q - 1) * squares / rate**2 + amplified / rate
     weights = facts.selection * amplified / rate / float((facts.selection * curvature).sum())
     return Outcome(weighted(screened.updates, weights), weights, state, {"mean_loss": float(losses.mean())})
 
