@@ -77,6 +77,7 @@ def test_version_and_help(call):
     code, out, _ = call("--help")
     assert code == 0
     assert all(word in out for word in ("demo", "plan", "run", "compare", "ledger", "data"))
+    assert call("run", "--help")[1].count("[sweep]") == 2, "brackets are not taken for markup"
 
 
 def test_methods_lists_every_method_and_marks_what_is_not_private(call):
@@ -95,6 +96,15 @@ def test_plan_says_noise_and_cost_per_client_and_trains_nothing(call, study, tmp
     assert [c["epsilon"] for c in planned["clients"]] == [0.5, 1.0, 2.0, 4.0, 8.0]
     noises = [c["noise"] for c in planned["clients"]]
     assert noises == sorted(noises, reverse=True)
+
+
+def test_a_plan_fits_a_narrow_terminal(call, study, monkeypatch):
+    """Every client can be told from the others; what all have in common is said once."""
+    monkeypatch.setenv("COLUMNS", "80")
+    _, out, _ = call("plan", study())
+    assert "…" not in out
+    assert "every client: δ " in out
+    assert "client-0" in out
 
 
 def test_plan_warns_of_a_client_whose_update_is_mostly_noise(call, study):

@@ -114,11 +114,11 @@ def run(
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False,
     ledger: Annotated[Path | None, typer.Option(help="A ledger that is cumulative over runs.")] = None,
     track: Annotated[str | None, typer.Option(help="Log to tensorboard or mlflow, like study.track.")] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Run a [sweep] of any size.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Run a \\[sweep] of any size.")] = False,
 ) -> None:
     """Train a study; writes result.json, the ledger, checkpoints and a log into the run folder.
 
-    A study with a [sweep] is trained once for every combination; call it again to go on.
+    A study with a \\[sweep] is trained once for every combination; call it again to go on.
     """
     from sordino.study.file import read_study
     from sordino.study.progress import Live

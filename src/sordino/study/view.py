@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -17,6 +19,33 @@ from sordino.study.choice import describe_choice, last_turns, show_choice
 
 SHOWN = 30
 """Clients listed in the terminal."""
+
+
+def _number(value: float, form: str) -> str:
+    return "∞" if math.isinf(value) else f"{value:{form}}"
+
+
+COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
+    "client": lambda c: c["client"],
+    "n": lambda c: str(c["records"]),
+    "ε": lambda c: _number(c["epsilon"], ".3g"),
+    "δ": lambda c: f"{c['delta']:.0e}",
+    "rate": lambda c: f"{c['rate']:.4g}",
+    "steps×turns": lambda c: f"{c['steps']}×{c['turns']}",
+    "last round": lambda c: str(c["last_round"] or "–"),
+    "noise z": lambda c: f"{c['noise']:.3f}",
+    "planned ε": lambda c: _number(c["planned_epsilon"], ".4g"),
+    "noise/signal": lambda c: f"{c['noise_to_signal']:.2f}",
+}
+"""What the terminal shows of a client."""
+SAID_ONCE = ("δ", "rate", "steps×turns", "last round")
+"""Columns that a line below the table can stand for."""
+
+
+def _apart(columns: dict[str, list[str]]) -> tuple[dict[str, list[str]], dict[str, str]]:
+    """The columns to show, and what all clients have in common: a narrow terminal has no room to say it of each."""
+    alike = {name: columns[name][0] for name in SAID_ONCE if len(set(columns[name])) == 1 < len(columns[name])}
+    return {name: values for name, values in columns.items() if name not in alike}, alike
 
 
 @dataclass(frozen=True)
@@ -111,35 +140,15 @@ class PlanView:
         plan = self.plan
         yield f"[bold]{plan.method.name}[/bold]: {plan.method.summary or 'a method of your own'}"
         yield "  " + ", ".join(f"{part} [cyan]{name}[/cyan]" for part, name in plan.method.describe().items())
+        columns, common = _apart({name: [form(c) for c in self.clients] for name, form in COLUMNS.items()})
         table = Table(title=f"{len(plan.clients)} clients, {plan.training.rounds} rounds", header_style="bold")
-        for column in (
-            "client",
-            "n",
-            "ε",
-            "δ",
-            "rate",
-            "steps×turns",
-            "last round",
-            "noise z",
-            "planned ε",
-            "noise/signal",
-        ):
-            table.add_column(column, justify="left" if column == "client" else "right")
-        for c in self.clients[:SHOWN]:
-            planned = "∞" if math.isinf(c["planned_epsilon"]) else f"{c['planned_epsilon']:.4g}"
-            table.add_row(
-                c["client"],
-                str(c["records"]),
-                "∞" if math.isinf(c["epsilon"]) else f"{c['epsilon']:.3g}",
-                f"{c['delta']:.0e}",
-                f"{c['rate']:.4g}",
-                f"{c['steps']}×{c['turns']}",
-                str(c["last_round"] or "–"),
-                f"{c['noise']:.3f}",
-                planned,
-                f"{c['noise_to_signal']:.2f}",
-            )
+        for column in columns:
+            table.add_column(column, justify="left" if column == "client" else "right", no_wrap=column == "client")
+        for row in itertools.islice(zip(*columns.values()), SHOWN):
+            table.add_row(*row)
         yield table
+        if common:
+            yield "every client: " + ", ".join(f"{name} {value}" for name, value in common.items())
         if len(self.clients) > SHOWN:
             yield f"…and {len(self.clients) - SHOWN} more clients (--json lists all)"
         yield (
