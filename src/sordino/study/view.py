@@ -31,14 +31,14 @@ COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
     "ε": lambda c: _number(c["epsilon"], ".3g"),
     "δ": lambda c: f"{c['delta']:.0e}",
     "rate": lambda c: f"{c['rate']:.4g}",
-    "steps×turns": lambda c: f"{c['steps']}×{c['turns']}",
+    "steps × turns": lambda c: f"{c['steps']}×{c['turns']}",
     "last round": lambda c: str(c["last_round"] or "–"),
     "noise z": lambda c: f"{c['noise']:.3f}",
     "planned ε": lambda c: _number(c["planned_epsilon"], ".4g"),
-    "noise/signal": lambda c: f"{c['noise_to_signal']:.2f}",
+    "noise / signal": lambda c: f"{c['noise_to_signal']:.2f}",
 }
 """What the terminal shows of a client."""
-SAID_ONCE = ("δ", "rate", "steps×turns", "last round")
+SAID_ONCE = ("n", "δ", "rate", "steps × turns", "last round")
 """Columns that a line below the table can stand for."""
 
 
