@@ -188,8 +188,8 @@ def _utility(data: str, number: int, shown: str) -> Experiment:
             "an average of the last models (EMA, decay 0.95). All of this is free, and one row has WeiAvg with it, so "
             "that it can be told from what the rules do.",
             "The third block is the first one with records dealt at random. Rules that trust few clients (PFA, "
-            "Robust-HDP) live on what classes those have, and short runs of this block come near print where six "
-            "classes a client, as the text has it, do not.",
+            "Robust-HDP) live on what classes those have: runs of this block come near print where six classes a "
+            "client, as the text has it, do not.",
             "Pixels are standardised by the constants 0.1307 and 0.3081, which the paper does not mention and its "
             "authors' code does: without it every rule ends several points lower, because gradients are shorter for "
             "the same noise.",
