@@ -217,8 +217,8 @@ def test_the_servers_steps_shrink_over_the_last_rounds_by_equal_parts(digits):
         trained(2, cooldown=1.5)
 
 
-def test_the_model_is_drawn_a_share_of_the_way_back_to_its_start(digits, tmp_path):
-    """Three rounds by hand: each is the step that a run without pull takes from the same weights, less ρ(w − w_0)."""
+def test_the_model_is_drawn_a_share_of_the_way_back_to_its_start(digits):
+    """The second round by hand: the step that a run without pull takes from the same weights, less ρ(w − w_0)."""
 
     def steps(pull):
         """Weights after every round, with every record in every step and no noise."""

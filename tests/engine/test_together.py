@@ -22,7 +22,7 @@ def together_and_alone(cases, model="logistic"):
     ]
 
 
-def same(one, alone):
+def assert_same(one, alone):
     gap = np.linalg.norm(one.weights - alone.weights) / np.linalg.norm(alone.weights)
     assert gap < 1e-5
     assert one.privacy == alone.privacy
@@ -40,7 +40,7 @@ def test_stacked_runs_equal_runs_alone(digits):
         (digits, "declared-variance", 2, {**common, "lr": 0.2}),
     ]
     for one, alone in together_and_alone(cases, "cnn-small"):
-        same(one, alone)
+        assert_same(one, alone)
 
 
 WIDE = {"clip": {"name": "fair", "weight": 0.5}}
@@ -84,7 +84,7 @@ def test_every_method_in_a_stack_of_all_ends_as_it_would_alone(all_methods, plac
     """State of clients, questions, broadcasts, pace and radius stay each run's own."""
     for one, alone in all_methods[2 * place : 2 * place + 2]:
         assert one.result["method"] == STACKABLE[case][0]
-        same(one, alone)
+        assert_same(one, alone)
 
 
 def test_clients_keep_their_state_apart_when_two_copies_take_a_turn(digits):
@@ -93,7 +93,7 @@ def test_clients_keep_their_state_apart_when_two_copies_take_a_turn(digits):
     cases = [(digits, drawn, seed, {"rounds": 4, "rate": 0.2, "steps": 2, "select": 8}) for seed in (0, 1)]
     for one, alone in together_and_alone(cases):
         assert any(len(set(r["participants"])) < len(r["participants"]) for r in alone.metrics)
-        same(one, alone)
+        assert_same(one, alone)
 
 
 def test_budgets_batches_and_rounds_may_differ(digits):
@@ -106,7 +106,7 @@ def test_budgets_batches_and_rounds_may_differ(digits):
     ]
     pairs = together_and_alone(cases)
     for one, alone in pairs:
-        same(one, alone)
+        assert_same(one, alone)
     assert [len(one.metrics) for one, _ in pairs] == [2, 5, 3]
 
 
@@ -118,7 +118,7 @@ def test_data_sets_of_one_shape_share_a_stack(digits):
     keys = {"rounds": 2, "rate": 0.2, "steps": 2}
     cases = [(digits, "dp-fedavg", 0, keys), (elsewhere, "dp-scaffold", 0, keys), (dealt, "dp-fedavg", 0, keys)]
     for one, alone in together_and_alone(cases):
-        same(one, alone)
+        assert_same(one, alone)
 
 
 def test_runs_without_a_common_model_are_refused(digits):

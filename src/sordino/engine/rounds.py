@@ -172,8 +172,8 @@ def _steered(
     delta = delta if rate == 1 else delta * rate
     if not pull:
         return delta, server
-    server = server if "start" in server else {**server, "start": weights.clone()}
-    return delta - pull * (weights - server["start"]), server
+    server = server if "pull_start" in server else {**server, "pull_start": weights.clone()}
+    return delta - pull * (weights - server["pull_start"]), server
 
 
 def all_finite(weights: Tensor) -> bool:

@@ -42,7 +42,7 @@ class Store:
                 break
             try:
                 self._known[name] = json.loads((place / f"{name}.json").read_text())
-            except (FileNotFoundError, json.JSONDecodeError):
+            except (FileNotFoundError, json.JSONDecodeError):  # half a file is no result: the run is made again
                 continue
         return self._known.get(name)
 
