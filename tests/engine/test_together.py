@@ -224,6 +224,27 @@ def counting(trained, real=running.simulate):
     return simulate
 
 
+def test_a_full_disk_does_not_cost_what_was_kept_before(digits, tmp_path, monkeypatch):
+    monkeypatch.setattr(stacked, "EVERY", 0.0)
+    real, saved = stacked.save_checkpoint, []
+
+    def full(path, state):
+        saved.append(path)
+        if len(saved) == 3:
+            raise BadInput("cannot write: no space left")
+        real(path, state)
+
+    one = stoppable(digits)[0]
+    for train in (lambda: train_prepared(one, keep=tmp_path), lambda: train_together([one], "cpu", keep=tmp_path)):
+        saved.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(stacked, "save_checkpoint", full)
+            with pytest.raises(BadInput, match="no space"):
+                train()
+        assert stacked.Stacked.below(tmp_path, [one.key]).names(), "two rounds are still there"
+        train()
+
+
 def test_a_run_alone_that_diverges_is_forgotten(digits, tmp_path, monkeypatch):
     monkeypatch.setattr(stacked, "EVERY", 0.0)
     wild = prepare(digits, "logistic", "fedavg", 0, None, {"rounds": 3, "lr": 1e20, "server_lr": 1e30, "rate": 0.5})

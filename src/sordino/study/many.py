@@ -72,8 +72,8 @@ def train_together(
             books.append(book)
         try:
             _go_on(setups, states, watch, lambda: kept.save(names, states, books) if kept else None)
-        except SordinoError:  # it would end so again
-            if kept is not None:
+        except SordinoError as error:
+            if kept is not None and not isinstance(error, BadInput):  # a full disk may pass, divergence not
                 kept.drop()
             raise
         done = []

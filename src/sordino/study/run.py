@@ -255,8 +255,8 @@ def train_prepared(
             alone = None if stack is None else Alone(stack, book, stopped)
             try:
                 return _train(ready, book, alone, where, callbacks, None)
-            except SordinoError:  # it would end so again
-                if stack is not None:
+            except SordinoError as error:
+                if stack is not None and not isinstance(error, BadInput):  # a full disk may pass, divergence not
                     stack.drop()
                 raise
 
