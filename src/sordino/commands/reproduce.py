@@ -69,6 +69,10 @@ def reproduce(
     stack: Annotated[
         bool | None, typer.Option("--stack/--no-stack", help="Train runs that share a model together. Default: on GPU.")
     ] = None,
+    processes: Annotated[int, typer.Option(min=1, help="How many processes share the runs.")] = 1,
+    precision: Annotated[
+        str, typer.Option(help="float32, or mixed: a GPU may compute activations in TF32.")
+    ] = "float32",
 ) -> None:
     """Reproduce a published table or figure, published beside measured. Interrupted: call it again, it goes on."""
     from sordino.study import reproduce as study
@@ -92,6 +96,8 @@ def reproduce(
             data=data,
             reuse=reuse or (),
             stack=stack,
+            processes=processes,
+            precision=precision,
             watch=bar,
         )
     console = Console()

@@ -24,7 +24,7 @@ from rich.console import Group
 
 from sordino.engine.checkpoint import write_atomic
 from sordino.errors import BadInput
-from sordino.study.reproduce import tables
+from sordino.study.reproduce import tables, workers
 from sordino.study.reproduce.experiment import Cell, Entry, Experiment, tuning_cells
 from sordino.study.reproduce.make import Workshop
 from sordino.study.reproduce.packed import pack
@@ -80,6 +80,7 @@ def run(
     rows: int = STACK_ROWS,
     minutes: float | None = None,
     precision: str = "float32",
+    processes: int = 1,
     watch: Watch | None = None,
 ) -> Reproduction:
     """Reproduce a table or figure, or go on with it; writes table.md, table.csv, curves.csv and results.json into out.
@@ -96,10 +97,13 @@ def run(
     stack: train runs that share data and model together; default: on a GPU. ``rows`` caps a stack.
     minutes: begin nothing new after so long; what was begun is finished.
     precision: ``"mixed"`` lets a GPU compute activations in TF32; it is noted in results.json.
+    processes: how many share the runs. Several keep a GPU busy that one cannot; on a CPU each takes a run at a time.
     """
     experiment = get(name)
     if seeds is not None and seeds < 1:
         raise BadInput(f"seeds is {seeds}: at least one is needed")
+    if processes < 1:
+        raise BadInput(f"processes is {processes}: at least one is needed")
     where = torch_device(device)
     folder = Path(out) if out is not None else Path("runs/reproduce") / (name + ("-quick" if quick else ""))
     folder.mkdir(parents=True, exist_ok=True)
@@ -125,9 +129,11 @@ def run(
     runner = Runner(workshop, store, device, stacked, rows, deadline, watch or Silent())
     _, missing = chosen_values(experiment, wanted, store)
     try:
-        if not runner.finish(missing, "choosing values"):
-            runner.finish(settle(wanted, chosen_values(experiment, wanted, store)[0]), "training")
+        if not workers.finish(runner, missing, "choosing values", processes):
+            known = settle(wanted, chosen_values(experiment, wanted, store)[0])
+            workers.finish(runner, known, "training", processes)
     finally:  # whatever is there becomes a table, also when a person stops it
+        about["elapsed"] = time.monotonic() - started
         done = _collected(Reproduction(experiment, computed, about, folder), planned, store, workshop)
     return done
 

@@ -17,8 +17,8 @@ from sordino.study.reproduce.make import Workshop
 from sordino.study.reproduce.store import Store, diverged, figures, hardware
 from sordino.study.run import Prepared, torch_device, train_prepared
 
-STACK_ROWS = 400
-"""Participations of one round that share a stack, over all of its runs: what a crash may cost, at most."""
+STACK_ROWS = 1000
+"""Most participations of one round that share a stack, over all of its runs."""
 
 STACK_NUMBERS = 2_000_000_000
 """Most parameters times rows of a stack: 8 GB for the updates of one round."""
@@ -64,9 +64,13 @@ class Runner:
     """No stack is begun after this moment (``time.monotonic``)."""
     watch: Watch = Silent()
 
+    def waiting(self, cells: Sequence[Cell]) -> list[Cell]:
+        """The runs that are not finished yet, each once."""
+        return list({cell.id: cell for cell in cells if self.store.read(cell) is None}.values())
+
     def finish(self, cells: Sequence[Cell], what: str) -> list[Cell]:
         """Run what is not finished yet; returns the cells that had to be left for another time."""
-        waiting = list({cell.id: cell for cell in cells if self.store.read(cell) is None}.values())
+        waiting = self.waiting(cells)
         if not waiting:
             return []
         ready = [(cell, self.workshop.prepared(cell)) for cell in waiting]
