@@ -41,8 +41,8 @@ class _Affine:
 
 
 def order_of(x: Tensor) -> torch.memory_format:
-    """Channels last or first: the native kernels take both, but the same for an input and its gradient."""
-    last = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+    """Channels last or first: a CPU's kernels take both, but the same for an input and its gradient; a GPU's first."""
+    last = x.dim() == 4 and x.device.type == "cpu" and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
     return torch.channels_last if last else torch.contiguous_format
 
 
