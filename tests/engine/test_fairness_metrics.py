@@ -41,6 +41,17 @@ def test_the_end_also_tells_unfairness_on_the_records_that_were_trained_on(digit
     assert done.result["final"]["train_psi"] == pytest.approx(psi, rel=1e-4)
 
 
+def test_a_model_whose_loss_is_no_number_is_neither_good_nor_fair(digits, caplog):
+    """Weights of 1e30 are finite, what a hidden layer makes of them is not."""
+    done = sd.train(digits, "mlp", "fedavg", rounds=1, rate=0.2, server_lr=1e30)
+    told = json.loads(to_json(done.result))
+    for record in [*told["rounds"], told["final"]]:
+        assert record["loss"] is None
+        assert record["psi"] is None
+    assert told["final"]["train_loss"] is None
+    assert "training diverged" in caplog.text
+
+
 def test_deciles_are_means_of_a_tenth_of_the_clients():
     found = spread(np.arange(100)[::-1] / 100)
     assert found["worst_decile"] == pytest.approx(np.mean(np.arange(10)) / 100)

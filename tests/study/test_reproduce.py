@@ -140,15 +140,16 @@ def test_searched_values_are_chosen_on_a_seed_of_their_own_and_stated(tmp_path, 
     assert done.about["tuning"] == 2
 
 
-def test_a_run_that_diverges_is_noted_and_spoils_no_other(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("server_lr", "model"), [(1e60, "logistic"), (1e30, "mlp")])
+def test_a_run_that_diverges_is_noted_and_spoils_no_other(server_lr, model, tmp_path, monkeypatch):
     base = reproduce.get("fedfdp/table2")
     quick = replace(base.quick, rows=("FedAvg", "FedProx"))
     wild = tuple(
-        replace(cell, training={**cell.training, "server_lr": 1e60}, search={}) if cell.row == "FedProx" else cell
+        replace(cell, training={**cell.training, "server_lr": server_lr}, search={}) if cell.row == "FedProx" else cell
         for cell in base.cells()
     )
-    # a server's step of 1e60 leaves the range of float32
-    plain = tuple(replace(cell, model="logistic", model_options={}) for cell in wild)
+    # a server's step of 1e60 leaves the range of float32, one of 1e30 makes the next layer leave it
+    plain = tuple(replace(cell, model=model, model_options={}) for cell in wild)
     monkeypatch.setitem(EXPERIMENTS, base.name, replace(base, cells=lambda: plain, quick=quick))
     said = []
 

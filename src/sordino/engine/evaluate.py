@@ -92,8 +92,7 @@ class Observer:
     def look(self, weights: Tensor) -> dict[str, Any]:
         """Accuracy (mean, spread, per client), loss Σ p_i F_i, unfairness Ψ = Σ p_i (F_i − F)², central accuracy."""
         loss, accuracy = self._each(weights, self.held)
-        seen = ~np.isnan(loss)
-        overall, unfairness = self._psi(loss)
+        overall, unfairness = self._psi(loss, self.held)
         found: dict[str, Any] = {
             "accuracy": float(np.nanmean(accuracy)) if self.classification else None,
             "loss": overall,
@@ -103,7 +102,7 @@ class Observer:
             "client_loss": [None if np.isnan(v) else float(v) for v in loss],
         }
         if self.classification:
-            found |= spread(accuracy[seen])
+            found |= spread(accuracy[~np.isnan(accuracy)])
         if self.central is not None:
             central_loss, central_hits = self._sweep(weights, self.central, torch.arange(len(self.central.y)))
             found["central_accuracy"] = float(central_hits.mean()) if self.classification else None
@@ -114,15 +113,16 @@ class Observer:
         """Loss and Ψ on the records that were trained on, where the observer was given them."""
         if not self.train:
             return {}
-        overall, unfairness = self._psi(self._each(weights, self.train)[0])
+        overall, unfairness = self._psi(self._each(weights, self.train)[0], self.train)
         return {"train_loss": overall, "train_psi": unfairness}
 
-    def _psi(self, loss: NDArray[np.float64]) -> tuple[float, float]:
-        """F = Σ p_i F_i and Ψ = Σ p_i (F_i − F)², over clients with records."""
-        seen = ~np.isnan(loss)
+    def _psi(self, loss: NDArray[np.float64], lists: list[NDArray[np.int64]]) -> tuple[float, float]:
+        """F = Σ p_i F_i and Ψ = Σ p_i (F_i − F)², over clients with records; not a number where a loss is none."""
+        seen = np.array([len(one) > 0 for one in lists])
         shares = self.shares[seen] / max(self.shares[seen].sum(), 1e-300)
-        overall = float((shares * loss[seen]).sum())
-        return overall, float((shares * (loss[seen] - overall) ** 2).sum())
+        with np.errstate(invalid="ignore", over="ignore"):
+            overall = float((shares * loss[seen]).sum())
+            return overall, float((shares * (loss[seen] - overall) ** 2).sum())
 
     def _each(self, weights: Tensor, lists: list[NDArray[np.int64]]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Mean loss and accuracy of every client's records; NaN for a client without any."""

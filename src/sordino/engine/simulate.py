@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -46,6 +48,8 @@ STACK_HELD = 1 << 32
 
 Index = NDArray[np.int64]
 
+log = logging.getLogger("sordino.engine")
+
 
 @dataclass(frozen=True)
 class Setup:
@@ -89,6 +93,10 @@ def look(setup: Setup, state: Checkpoint, record: dict[str, Any], taken: Index) 
     state.round = record["round"]
     if rounds.is_time(setup.plan, state.round):
         record |= setup.observer.look(state.shown)
+        if not math.isfinite(record["loss"]):
+            log.warning(
+                "round %d: the loss is not a finite number: training diverged; use a smaller training.lr", state.round
+            )
         record["spent_epsilon"] = None if setup.plan.method.adaptive else setup.spending(taken)
     else:
         record |= {"accuracy": None, "loss": None, "psi": None}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ from sordino.study.many import train_together
 from sordino.study.reproduce.experiment import Cell, Experiment, Measure, Place, tuning_cells
 from sordino.study.reproduce.make import Workshop
 from sordino.study.reproduce.store import Store, diverged, figures, hardware
-from sordino.study.run import Prepared, torch_device, train_prepared
+from sordino.study.run import Prepared, Run, torch_device, train_prepared
 
 STACK_ROWS = 1000
 """Most participations of one round that share a stack, over all of its runs."""
@@ -111,7 +112,7 @@ class Runner:
             )
             seconds = (time.perf_counter() - started) / len(stack)
             for (cell, _), run in zip(stack, done):
-                self.store.write(cell, figures(run.result, seconds, self.where))
+                self._keep(cell, run, seconds)
         except BadInput as refusal:
             if "share a stack" not in str(refusal):
                 raise
@@ -132,7 +133,14 @@ class Runner:
         except SordinoError as error:
             self._note(cell, error, time.perf_counter() - started)
             return
-        self.store.write(cell, figures(run.result, time.perf_counter() - started, self.where))
+        self._keep(cell, run, time.perf_counter() - started)
+
+    def _keep(self, cell: Cell, run: Run, seconds: float) -> None:
+        """A run whose weights are finite and whose loss is not has diverged all the same."""
+        if math.isfinite(run.result["final"]["loss"]):
+            self.store.write(cell, figures(run.result, seconds, self.where))
+        else:
+            self._note(cell, SordinoError("the loss is no longer finite at the end: training diverged"), seconds)
 
     def _note(self, cell: Cell, error: SordinoError, seconds: float) -> None:
         """A run that diverged is a result too; any other error is not."""
