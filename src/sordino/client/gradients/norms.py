@@ -42,8 +42,8 @@ class _Affine:
 
 def order_of(x: Tensor) -> torch.memory_format:
     """Channels last or first: a CPU's kernels take both, but the same for an input and its gradient; a GPU's first."""
-    last = x.dim() == 4 and x.device.type == "cpu" and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
-    return torch.channels_last if last else torch.contiguous_format
+    last = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+    return torch.channels_last if last and x.device.type == "cpu" else torch.contiguous_format
 
 
 class GroupNormLayer(_Affine):
