@@ -69,10 +69,13 @@ print(*added(work))
 
 
 def test_peak_memory_is_what_the_work_adds():
-    done = subprocess.run([sys.executable, "-c", MEASURE], capture_output=True, text=True, check=True)
-    peak, answer = map(float, done.stdout.split())
-    assert answer == 7
-    assert 95 < peak < 110  # MB
+    peaks = []
+    for _ in range(3):  # a kernel short of memory takes pages of the libraries away meanwhile
+        done = subprocess.run([sys.executable, "-c", MEASURE], capture_output=True, text=True, check=True)
+        peak, answer = map(float, done.stdout.split())
+        assert answer == 7
+        peaks.append(peak)
+    assert 95 < sorted(peaks)[1] < 110, peaks  # MB
 
 
 def test_growth_points_are_measured_on_every_axis():
