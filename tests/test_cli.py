@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import typer
 
 from sordino import cli
 
@@ -323,3 +324,15 @@ def test_a_full_disk_is_one_line_and_the_run_can_go_on(study, tmp_path):
     result = json.loads((tmp_path / "full" / "result.json").read_text())
     assert len(result["rounds"]) == 40
     assert all(p["spent_epsilon"] <= p["epsilon"] for p in result["privacy"])
+
+
+def test_every_argument_and_option_says_what_it_is_for():
+    def commands(command, path):
+        for name, one in getattr(command, "commands", {}).items():
+            yield from commands(one, [*path, name])
+        yield path, command
+
+    found = list(commands(typer.main.get_command(cli.app), ["sordino"]))
+    silent = [(*path, param.name) for path, command in found for param in command.params if not param.help]
+    assert len(found) > 20
+    assert silent == []
