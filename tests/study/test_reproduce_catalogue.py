@@ -36,6 +36,13 @@ def test_everything_is_listed_one_full_name_a_line_however_narrow_the_terminal()
     assert all(re.fullmatch(r"[a-z0-9/-]+  +\S.* \[.+; seeds: \d+\]", line) for line in lines)
 
 
+def test_people_see_the_list_wrapped_to_their_terminal():
+    lines = command("reproduce", FORCE_COLOR="1", NO_COLOR="1", COLUMNS="80").stdout.splitlines()
+    plain = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in lines]
+    assert [line.split()[0] for line in plain if "/" in line[:20]] == reproduce.names()
+    assert max(map(len, plain)) <= 80
+
+
 def test_an_unknown_name_is_bad_input_with_near_matches():
     done = command("reproduce", "robust-hdp/tabel8")
     assert done.returncode == 2

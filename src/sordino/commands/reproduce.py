@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from sordino.study.reproduce import Experiment
 
 NAME_WIDTH = 22
 
@@ -50,6 +56,28 @@ class Bar:
             self.bars.console.print(line, highlight=False)
 
 
+def _list(experiments: Sequence[Experiment]) -> None:
+    """What each shows, and what it costs as published: a line each for programs, wrapped for people."""
+    console = Console()
+    if not console.is_terminal:
+        for one in experiments:
+            typer.echo(f"{one.name:<{NAME_WIDTH}}  {one.title} [estimate: {one.cost}; seeds: {one.seeds}]")
+        return
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    paper = experiments[0].name.partition("/")[0]
+    for one in experiments:
+        if not one.name.startswith(f"{paper}/"):
+            paper = one.name.partition("/")[0]
+            table.add_row()
+        seeds = "one seed" if one.seeds == 1 else f"{one.seeds} seeds"
+        table.add_row(one.name, Text(f"{one.title}\n").append(f"{one.cost}; {seeds}", style="dim"))
+    console.print(table)
+    console.print(
+        "\nTimes are estimates. With --quick: scaled down to under two minutes on two cores.", highlight=False
+    )
+
+
 def reproduce(
     context: typer.Context,
     name: Annotated[str | None, typer.Argument(help="What to reproduce. Without it: list everything.")] = None,
@@ -78,11 +106,7 @@ def reproduce(
     from sordino.study import reproduce as study
 
     if name is None:
-        for one in study.names():
-            experiment = study.get(one)
-            typer.echo(
-                f"{one:<{NAME_WIDTH}}  {experiment.title} [estimate: {experiment.cost}; seeds: {experiment.seeds}]"
-            )
+        _list([study.get(one) for one in study.names()])
         return
     quiet = bool(context.find_root().params.get("quiet"))
     with Bar(quiet) as bar:
