@@ -218,6 +218,30 @@ def test_the_band_goes_out_along_the_upper_edge_and_back_along_the_lower():
     assert line["y"] == pytest.approx(found.mean, rel=1e-4)
 
 
+def test_a_run_that_diverged_is_named_where_the_model_is_judged(digits):
+    wild = train(digits, "mlp", "dp-fedavg", rounds=2, rate=0.2, server_lr=1e30).result
+    good = train(digits, "mlp", "fedavg", rounds=2, rate=0.2).result
+    results = [json.loads(to_json(one)) for one in (wild, good)]
+    page = page_of(results)
+    told = page[page.index("Training diverged") :].partition("</p>")[0]
+    assert page.index("Is it good?") < page.index("Training diverged") < page.index("Is it fair?")
+    assert "dp-fedavg (1 of 1)" in told
+    assert "training.lr" in told
+    assert "Training diverged" not in page_of(results[1:])
+
+
+def test_a_level_share_is_drawn_between_nought_and_one_and_rounds_are_whole():
+    result = fixture.result(rounds=8)
+    for record in result["rounds"]:
+        record["accuracy"] = 0.1
+    drawn = chart([result], "accuracy")
+    assert drawn["y"]["range"] == [0, 1]
+    assert drawn["x"]["dtick"] == 1
+    usual = chart([fixture.result(rounds=30)], "accuracy")
+    assert "range" not in usual["y"]
+    assert "dtick" not in usual["x"]
+
+
 def test_the_table_of_methods_has_mean_and_deviation_of_the_final_round():
     runs = fixture.comparison(seeds=(0, 1, 2))
     page = page_of(runs)

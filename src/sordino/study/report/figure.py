@@ -55,6 +55,10 @@ def line_chart(
         if any(found.deviation):
             traces.append(band(group, found, min(values) / 2 if logarithmic else None))
         traces.append(line(group, found, share))
+    rounds = [number for _, found in curves for number in found.rounds]
+    shown: dict[str, Any] = {"tickformat": ".0%"} if share else {}
+    if share and max(values) == min(values):  # nothing to zoom in on
+        shown["range"] = [0, 1]
     form = percent if share else plain
     ends = [f"{group.label} {form(found.mean[-1])}" for group, found in curves]
     seeds = max(len(group.runs) for group, _ in curves)
@@ -66,8 +70,8 @@ def line_chart(
         note=note,
         summary=f"{quantity} by round. In the last round: {'; '.join(ends)}.",
         traces=traces,
-        x={"title": "round"},
-        y={"title": quantity, "type": "log" if logarithmic else "linear", **({"tickformat": ".0%"} if share else {})},
+        x={"title": "round", **({"dtick": 1} if max(rounds) - min(rounds) <= 10 else {})},
+        y={"title": quantity, "type": "log" if logarithmic else "linear", **shown},
         layout={"hovermode": "x unified"},
     )
 

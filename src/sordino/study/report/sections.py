@@ -116,9 +116,22 @@ def privacy_table(groups: Sequence[Group]) -> str:
 def quality_table(groups: Sequence[Group]) -> str:
     """Method by method: the final model's accuracy and loss, mean ± deviation over seeds."""
     columns = [("Accuracy", "accuracy", "%"), ("Central accuracy", "central_accuracy", "%"), ("Loss", "loss", "")]
-    return _metric_table(
+    return _divergence(groups) + _metric_table(
         "t-good", "The final round's model: mean ± standard deviation over seeds. Not the best round.", groups, columns
     )
+
+
+def _divergence(groups: Sequence[Group]) -> str:
+    """Whose final model is none: a simulation always has a loss, if it is a number."""
+    lost = {
+        group.label: sum(run.simulated and "loss" in run.final and run.at_end("loss") is None for run in group.runs)
+        for group in groups
+    }
+    told = [f"{label} ({count} of {len(group.runs)})" for group, (label, count) in zip(groups, lost.items()) if count]
+    if not told:
+        return ""
+    why = "The loss at the end is not a finite number: a smaller step (training.lr) is needed. Runs"
+    return f'<p class="simulation"><strong>Training diverged.</strong> {why}: {escape(listed(told))}.</p>'
 
 
 def fairness_table(groups: Sequence[Group]) -> str:
