@@ -179,6 +179,14 @@ def test_only_chooses_runs_by_their_labels(tmp_path):
         reproduce.run(SMALL, tmp_path, quick=True, only="nobody")
 
 
+def test_folders_that_cannot_be_used_are_said_to_be_so(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(BadInput, match="cannot make the folder"):
+        reproduce.run(SMALL, tmp_path / "file" / "out", quick=True)
+    with pytest.raises(BadInput, match="not the folder of a reproduction"):
+        reproduce.run(SMALL, tmp_path / "out", quick=True, reuse=[tmp_path / "nothing"])
+
+
 def test_full_size_never_uses_other_data(tmp_path):
     with pytest.raises(BadInput, match="sordino data get mnist"):
         reproduce.run("robust-hdp/table8", tmp_path, data=tmp_path, only="WeiAvg, Dist1")

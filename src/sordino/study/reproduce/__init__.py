@@ -106,7 +106,13 @@ def run(
         raise BadInput(f"processes is {processes}: at least one is needed")
     where = torch_device(device)
     folder = Path(out) if out is not None else Path("runs/reproduce") / (name + ("-quick" if quick else ""))
-    folder.mkdir(parents=True, exist_ok=True)
+    for other in reuse:
+        if not (Path(other) / "cells").is_dir():
+            raise BadInput(f"{other} is not the folder of a reproduction: it has no folder called cells in it")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"cannot make the folder {folder}: {error.strerror}; name another one") from None
     started = time.monotonic()
     workshop = Workshop(None if data is None else Path(data), stand_in=quick, precision=precision)
     store = Store(folder, [Path(other) for other in reuse])
