@@ -19,6 +19,10 @@ class BudgetRefused(SordinoError):
     exit_code = 3
 
 
+class Diverged(SordinoError):
+    """Training left the range of numbers: the model, or its loss, is no longer finite."""
+
+
 class LedgerDamaged(SordinoError):
     """The ledger's file was truncated, changed by hand, or is not a ledger."""
 

@@ -5,7 +5,7 @@ import pytest
 
 import sordino as sd
 from sordino import methods
-from sordino.errors import BadInput, SordinoError
+from sordino.errors import BadInput, Diverged, SordinoError
 from sordino.study import many, stacked
 from sordino.study import run as running
 from sordino.study.many import train_together
@@ -127,6 +127,17 @@ def test_runs_without_a_common_model_are_refused(digits):
         train_together(runs, device="cpu")
 
 
+def test_a_run_that_diverges_drops_out_and_the_others_go_on(digits):
+    keys = [{"rounds": 3, "rate": 0.2}, {"rounds": 3, "rate": 0.2, "server_lr": 1e60}]
+    ready = [prepare(digits, "logistic", "dp-fedavg", 0, None, one) for one in keys]
+    good, lost = train_together(ready, device="cpu")
+    assert_same(good, train_prepared(ready[0]))
+    assert isinstance(lost, Diverged)
+    assert "training.lr" in str(lost)
+    (only,) = train_together(ready[1:], device="cpu")
+    assert isinstance(only, Diverged), "a stack may be lost altogether"
+
+
 def stoppable(digits):
     """State at clients and at the server, questions, an average of models, and a run that is not private."""
     common = {"rounds": 4, "batch": 8, "steps": 2, "clip": 0.7, "lr": 0.2, "pull": 0.1, "cooldown": 0.5}
@@ -152,8 +163,8 @@ def test_a_stack_that_was_stopped_goes_on_where_it_was(digits, tmp_path, monkeyp
     trained = []
     real = many.simulate_together
 
-    def counted(setups, states):
-        for number in real(setups, states):
+    def counted(setups, states, lost):
+        for number in real(setups, states, lost):
             trained.append(number)
             yield number
 

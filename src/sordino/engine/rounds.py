@@ -17,7 +17,7 @@ from torch import Tensor
 from sordino.engine.checkpoint import Checkpoint
 from sordino.engine.telling import told
 from sordino.engine.weighing import weighed
-from sordino.errors import SordinoError
+from sordino.errors import Diverged
 from sordino.methods import Ask, Plan
 from sordino.privacy.gate import Terms
 from sordino.server.facts import Facts
@@ -152,7 +152,7 @@ def close_round(
     delta, kept = _steered(plan, state.weights, outcome.delta, number, outcome.state)
     state.weights, state.shown, state.server = plan.method.server(state.weights, delta, kept)
     if not all_finite(state.weights):
-        raise SordinoError(
+        raise Diverged(
             f"the model is no longer finite after round {number}: training diverged; use a smaller training.lr"
         )
     if outcome.weights is not None:

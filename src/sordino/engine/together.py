@@ -1,8 +1,8 @@
 """Several runs at once: their rows share one stack, so that a whole study is one big batch on a GPU.
 
 Runs share the model; they may differ in everything else: method, seed, budgets, batch sizes, learning rate, number of
-rounds (a run that ends earlier drops out), and data set, as long as records have one shape. Each keeps its own ledger,
-key, state and result, and ends as it would have ended alone.
+rounds (a run that ends earlier, or diverges, drops out), and data set, as long as records have one shape. Each keeps
+its own ledger, key, state and result, and ends as it would have ended alone.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from sordino.engine.simulate import (
     open_round,
 )
 from sordino.engine.telling import EACH, told
-from sordino.errors import BadInput
+from sordino.errors import BadInput, Diverged
 from sordino.privacy.gate import Permit, Terms
 from sordino.privacy.generators import Batches, Turn
 from sordino.privacy.types import Release
@@ -90,13 +90,19 @@ class Seat:
         return Batches(self.setup.train[client][drawn.positions] + self.first, drawn.ends)
 
 
-def simulate_together(setups: Sequence[Setup], states: Sequence[Checkpoint]) -> Iterator[int]:
-    """Run all rounds of all runs, round by round; yields each round's number when every run has finished it."""
+def simulate_together(
+    setups: Sequence[Setup], states: Sequence[Checkpoint], lost: dict[int, Diverged]
+) -> Iterator[int]:
+    """Run all rounds of all runs, round by round; yields each round's number when every run has finished it.
+
+    A run that diverges drops out: ``lost`` says by its place why.
+    """
     _check(setups)
     records, first = _pool([one.records for one in setups])
     taken = [rounds.turns_taken(setup.plan, state.history) for setup, state in zip(setups, states)]
     for number in range(1, max(setup.plan.schedule.rounds for setup in setups) + 1):
-        live = [i for i, s in enumerate(setups) if states[i].round < number <= s.plan.schedule.rounds]
+        due = [i for i, s in enumerate(setups) if states[i].round < number <= s.plan.schedule.rounds]
+        live = [i for i in due if i not in lost]
         started = time.perf_counter()
         opened = {i: open_round(setups[i], states[i], number, taken[i]) for i in live}
         seats = [
@@ -106,7 +112,11 @@ def simulate_together(setups: Sequence[Setup], states: Sequence[Checkpoint]) -> 
         ]
         uploads = _turns(seats, records)
         for i in live:
-            record = close_round(setups[i], states[i], opened[i], uploads.get(i, {}))
+            try:
+                record = close_round(setups[i], states[i], opened[i], uploads.get(i, {}))
+            except Diverged as error:
+                lost[i] = error
+                continue
             np.add.at(taken[i], opened[i].called.clients, 1)
             look(setups[i], states[i], record, taken[i])
         spent = (time.perf_counter() - started) / max(1, len(live))

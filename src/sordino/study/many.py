@@ -15,7 +15,7 @@ from sordino.client.rows import Records
 from sordino.engine.checkpoint import Checkpoint
 from sordino.engine.simulate import Setup
 from sordino.engine.together import simulate_together
-from sordino.errors import BadInput, SordinoError
+from sordino.errors import BadInput, Diverged, SordinoError
 from sordino.privacy.gate import Gate
 from sordino.privacy.generators import Keyed
 from sordino.privacy.ledger import Ledger
@@ -33,8 +33,10 @@ def train_together(
     folders: Sequence[Folder] | None = None,
     name: str | None = None,
     keep: Path | None = None,
-) -> list[Run]:
+) -> list[Run | Diverged]:
     """Train prepared runs in one stack; each ends as ``sd.train`` would end it, up to rounding.
+
+    A run that diverges does not stop the others: in its place stands why.
 
     The runs must have one model in common and records of one shape; see ``engine.together``. With ``folders``, each
     run's result, model and ledger are put into its folder when the stack is done: whole, or not at all. ``name``
@@ -71,18 +73,23 @@ def train_together(
             states.append(stopped[len(states)] if stopped else Checkpoint(0, first, first))
             books.append(book)
         try:
-            _go_on(setups, states, watch, lambda: kept.save(names, states, books) if kept else None)
+            lost = _go_on(setups, states, watch, lambda: kept.save(names, states, books) if kept else None)
         except SordinoError as error:
-            if kept is not None and not isinstance(error, BadInput):  # a full disk may pass, divergence not
+            if kept is not None and not isinstance(error, BadInput):  # a full disk may pass, other errors do not
                 kept.drop()
             raise
-        done = []
+        done: list[Run | Diverged] = []
         for place, (ready, setup, state, book) in enumerate(zip(runs, setups, states, books)):
-            done.append(_ended(ready, setup, state, book, names[place], name))
+            if place in lost:
+                book.close()
+                done.append(lost[place])
+                continue
+            ended = _ended(ready, setup, state, book, names[place], name)
+            done.append(ended)
             if folders is not None:
                 for part in Path(scratch).glob(f"{names[place]}.db*"):  # the ledger, and the anchor beside it
                     shutil.move(part, folders[place].path / part.name.replace(f"{names[place]}.db", "ledger.db"))
-                folders[place].finish(done[-1].result, done[-1].weights)
+                folders[place].finish(ended.result, ended.weights)
     if kept is not None:
         kept.drop()
     return done
@@ -90,16 +97,18 @@ def train_together(
 
 def _go_on(
     setups: Sequence[Setup], states: Sequence[Checkpoint], watch: Callable[[int], None], save: Callable[[], None]
-) -> None:
-    """All rounds that are left; ``watch`` also hears of those that were done before."""
+) -> dict[int, Diverged]:
+    """All rounds that are left; ``watch`` also hears of those that were done before. Returns who diverged."""
+    lost: dict[int, Diverged] = {}
     for number in range(1, max(state.round for state in states) + 1):
         watch(number)
     saved = time.monotonic()
-    for number in simulate_together(setups, states):
+    for number in simulate_together(setups, states, lost):
         watch(number)
         if time.monotonic() - saved >= stacked.EVERY:
             save()
             saved = time.monotonic()
+    return lost
 
 
 def _ended(ready: Prepared, setup: Setup, state: Checkpoint, book: Ledger, run: str, name: str | None) -> Run:

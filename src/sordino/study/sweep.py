@@ -13,7 +13,7 @@ from typing import Any
 
 from sordino.data import Dataset, Federation
 from sordino.engine.checkpoint import write_atomic
-from sordino.errors import BadInput, SordinoError
+from sordino.errors import BadInput, Diverged, SordinoError
 from sordino.study.compare import Watch
 from sordino.study.file import Study, make_study
 from sordino.study.folder import Folder, planned_noises
@@ -285,10 +285,15 @@ def _stacked(
         about.name,
         out / "stacks",
     )
+    finished = []
     for point, run in zip(some, done):
+        if isinstance(run, Diverged):
+            finished.append(Finished(point, None, str(run)))
+            continue
         with tracker(track, out / point.name, point.study, point.name) as tracked:
             tracked.replay(run.result)
-    return [Finished(point, run.result) for point, run in zip(some, done)]
+        finished.append(Finished(point, run.result))
+    return finished
 
 
 def _alone(point: Point, out: Path, clients: _Clients, watch: Watch | None, track: str | None) -> Finished:

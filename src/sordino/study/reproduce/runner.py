@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from sordino.errors import BadInput, SordinoError
+from sordino.errors import BadInput, Diverged
 from sordino.study.many import train_together
 from sordino.study.reproduce.experiment import Cell, Experiment, Measure, Place, tuning_cells
 from sordino.study.reproduce.make import Workshop
@@ -118,45 +118,30 @@ class Runner:
                 raise
             for cell, one in stack:
                 self._alone(cell, one)
-        except SordinoError as error:
-            if not _is_divergence(error) or len(stack) == 1:
-                self._note(stack[0][0], error, time.perf_counter() - started)
-                return
-            middle = len(stack) // 2  # it does not say who diverged: each half for itself
-            self._run(stack[:middle])
-            self._run(stack[middle:])
 
     def _alone(self, cell: Cell, one: Prepared) -> None:
         started = time.perf_counter()
+        run: Run | Diverged
         try:
             run = train_prepared(one, self.device, [lambda record: self.watch.advance(1)], keep=self.store.stacks)
-        except SordinoError as error:
-            self._note(cell, error, time.perf_counter() - started)
-            return
+        except Diverged as error:
+            run = error
         self._keep(cell, run, time.perf_counter() - started)
 
-    def _keep(self, cell: Cell, run: Run, seconds: float) -> None:
-        """A run whose weights are finite and whose loss is not has diverged all the same."""
-        if math.isfinite(run.result["final"]["loss"]):
+    def _keep(self, cell: Cell, run: Run | Diverged, seconds: float) -> None:
+        """Write what a run came to. One that diverged is a result too, also if only its loss has left the numbers."""
+        if isinstance(run, Run) and not math.isfinite(run.result["final"]["loss"]):
+            run = Diverged("the loss is no longer finite at the end: training diverged")
+        if isinstance(run, Run):
             self.store.write(cell, figures(run.result, seconds, self.where))
-        else:
-            self._note(cell, SordinoError("the loss is no longer finite at the end: training diverged"), seconds)
-
-    def _note(self, cell: Cell, error: SordinoError, seconds: float) -> None:
-        """A run that diverged is a result too; any other error is not."""
-        if not _is_divergence(error):
-            raise error
-        self.watch.say(f"{cell.row}, {cell.column}, seed {cell.seed}: {error}")
-        self.store.write(cell, diverged(seconds, self.where, str(error)))
+            return
+        self.watch.say(f"{cell.row}, {cell.column}, seed {cell.seed}: {run}")
+        self.store.write(cell, diverged(seconds, self.where, str(run)))
 
     @property
     def where(self) -> str:
         """The hardware, in words."""
         return hardware(torch_device(self.device))
-
-
-def _is_divergence(error: SordinoError) -> bool:
-    return "no longer finite" in str(error)
 
 
 def _live(runs: Sequence[Prepared], number: int) -> int:
