@@ -8,6 +8,7 @@ from torch import nn
 from sordino.client import gradients
 from sordino.client.gradients.fast import Fast
 from sordino.client.gradients.losses import loss_by_name
+from sordino.client.gradients.norms import order_of
 
 
 def head(features, classes=3):
@@ -210,3 +211,11 @@ def test_a_batch_in_many_blocks_is_the_same_as_in_one(monkeypatch):
     blocks = engine(params, x, y)
     torch.testing.assert_close(blocks.norms, norms, rtol=1e-5, atol=0)
     torch.testing.assert_close(blocks.pull(torch.ones(1, 50)), total, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("device", "wanted"), [("cpu", torch.channels_last), ("meta", torch.contiguous_format)])
+def test_group_norm_keeps_channels_last_where_its_kernels_take_them(device, wanted):
+    """A GPU's refuse them; a tensor without values stands for one on it."""
+    images = torch.empty(2, 6, 4, 4, device=device).contiguous(memory_format=torch.channels_last)
+    assert order_of(images) is wanted
+    assert order_of(images.contiguous()) is torch.contiguous_format
