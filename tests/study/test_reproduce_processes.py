@@ -9,6 +9,7 @@ import pytest
 from sordino.errors import BadInput, SordinoError
 from sordino.study import reproduce
 from sordino.study.reproduce.runner import Silent
+from sordino.study.reproduce.workers import dealt
 
 SMALL = "adaptdp/table2"
 """Quick: six runs of three rounds."""
@@ -70,6 +71,15 @@ def test_stopped_or_killed_it_leaves_nobody_behind_and_goes_on_in_stacks(alone, 
     for place, values in numbers(alone).items():
         for key, value in values.items():
             assert numbers(done)[place][key] == (None if value is None else pytest.approx(value, rel=1e-3)), place
+
+
+def test_a_share_does_not_change_because_another_is_finished():
+    cells = reproduce.get("robust-hdp/table8").planned(False, 1)
+    first, second, third = dealt(cells, cells, 3)
+    assert sorted(one.id for one in first + second + third) == sorted({one.id for one in cells})
+    assert {one.method for one in first} == {one.method for one in cells}
+    assert dealt(cells, [*first, *third], 3) == [first, third]
+    assert dealt(cells, second[5:], 3) == [second[5:]]
 
 
 def test_what_goes_wrong_in_a_process_is_said_here(tmp_path):

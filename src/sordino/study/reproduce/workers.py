@@ -19,7 +19,7 @@ import torch
 from sordino.errors import SordinoError
 from sordino.study.reproduce.experiment import Cell
 from sordino.study.reproduce.make import Workshop
-from sordino.study.reproduce.runner import Runner
+from sordino.study.reproduce.runner import Runner, Silent
 
 PAUSE = 0.2
 """Seconds between two looks at whether everybody is still there."""
@@ -30,8 +30,7 @@ def finish(runner: Runner, cells: Sequence[Cell], what: str, processes: int) -> 
     waiting = runner.waiting(cells)
     if min(processes, len(waiting)) < 2:
         return runner.finish(waiting, what)
-    # One share each where runs are stacked, dealt like cards, so that every share has some of every method.
-    shares = [waiting[k::processes] for k in range(processes)] if runner.stack else [[cell] for cell in waiting]
+    shares = dealt(cells, waiting, processes) if runner.stack else [[cell] for cell in waiting]
     runner.watch.begin(sum(cell.settled.training["rounds"] for cell in waiting), len(waiting), what)
     spawn = multiprocessing.get_context("spawn")  # a forked process cannot use a GPU
     tasks, news = spawn.Queue(), spawn.Queue()
@@ -39,7 +38,7 @@ def finish(runner: Runner, cells: Sequence[Cell], what: str, processes: int) -> 
     for share in [*shares, *[None] * count]:
         tasks.put(share)
     shop = runner.workshop
-    bare = replace(runner, workshop=Workshop(shop.folder, shop.stand_in, shop.precision), watch=_Telling(None))
+    bare = replace(runner, workshop=Workshop(shop.folder, shop.stand_in, shop.precision), watch=Silent())
     threads = max(1, (os.cpu_count() or 1) // count)
     workers = [spawn.Process(target=_work, args=(bare, tasks, news, threads), daemon=True) for _ in range(count)]
     for worker in workers:
@@ -51,6 +50,17 @@ def finish(runner: Runner, cells: Sequence[Cell], what: str, processes: int) -> 
             worker.terminate()
         for worker in workers:
             worker.join()
+
+
+def dealt(cells: Sequence[Cell], waiting: Sequence[Cell], processes: int) -> list[list[Cell]]:
+    """A share of the waiting runs for each process, to be stacked: like cards, so that it has some of every method.
+
+    All runs are dealt, finished ones too: what is kept of a stack belongs to these very runs, so that a share must
+    not change because another one is finished.
+    """
+    every, wanted = list({cell.id: cell for cell in cells}.values()), {cell.id for cell in waiting}
+    shares = [[cell for cell in every[k::processes] if cell.id in wanted] for k in range(processes)]
+    return [share for share in shares if share]
 
 
 def _listen(runner: Runner, workers: Sequence[Any], news: Any) -> list[Cell]:
@@ -109,17 +119,15 @@ def _work(runner: Runner, tasks: Any, news: Any, threads: int) -> None:
 class _Telling:
     """A worker's watch: tells the first process, which knows the whole."""
 
-    put: Callable[[tuple[str, Any]], None] | None
+    put: Callable[[tuple[str, Any]], None]
 
     def begin(self, rounds: int, runs: int, what: str) -> None:
         """Nothing: the first process has said how much there is."""
 
     def advance(self, rounds: int) -> None:
         """So many rounds are done."""
-        if self.put:
-            self.put(("advance", rounds))
+        self.put(("advance", rounds))
 
     def say(self, line: str) -> None:
         """Something a person should know."""
-        if self.put:
-            self.put(("say", line))
+        self.put(("say", line))
