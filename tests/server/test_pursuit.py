@@ -86,6 +86,18 @@ def test_weights_have_settled_where_the_residual_alone_would_stop_too_early(nois
     assert found.iterations < 500
 
 
+@pytest.mark.parametrize("dist", ["Dist2", "Dist3", "Dist9"])
+@pytest.mark.parametrize("signal", [0.03, 0.3, 1.0])
+def test_where_it_stops_for_weights_variances_have_nearly_settled(noise, dist, signal):
+    """It expects a thousandth to come, and is wrong by little."""
+    matrix = noise.plant(noise.variances(dist), signal, rows=6000)
+    settled = pursuit.solve(matrix.double(), tolerance=1e-6, residual=1e-9, iterations=20_000, parts=False)
+    found = pursuit.solve(matrix, residual=pursuit.FOR_WEIGHTS, parts=False)
+    assert settled.converged
+    assert found.converged
+    np.testing.assert_allclose(found.variances, settled.variances, rtol=3e-3)
+
+
 def test_decompose_adds_up_keeps_the_kind_and_leaves_its_input_alone(noise):
     tensor = noise.plant(VARIANCES, 0.3, rank=2, rows=500)
     copy = tensor.clone()

@@ -27,7 +27,7 @@ def robust_hdp(updates: Matrix, *, rows: int | None = pursuit.SAMPLE, seed: int 
     when the iteration limit came first.
     """
     columns = as_columns(updates)
-    found = pursuit.solve(columns, residual=1e-5, rows=rows, seed=seed, parts=False)
+    found = pursuit.solve(columns, residual=pursuit.FOR_WEIGHTS, rows=rows, seed=seed, parts=False)
     if not found.converged:
         pursuit.warn_unsettled(found)
     return _spread_out(updates, _sent(found.variances), inverse_weights(found.variances[found.variances > 0]))

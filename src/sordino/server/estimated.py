@@ -45,7 +45,9 @@ def robust_hdp(screened: Screened, state: State, *, every: int = 1, rows: int | 
         start = state.get("robust_hdp_start")
         same = start is not None and state.get("robust_hdp_clients") == facts.clients.tolist()
         warm = start if same else None
-        found = pursuit.solve(screened.updates.T, residual=1e-5, rows=rows, seed=facts.round, start=warm, parts=False)
+        found = pursuit.solve(
+            screened.updates.T, residual=pursuit.FOR_WEIGHTS, rows=rows, seed=facts.round, start=warm, parts=False
+        )
         known, lines = plausible(found.variances, facts)
         shown = _show_pursuit(found)
         if not found.converged:

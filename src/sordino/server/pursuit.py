@@ -36,6 +36,10 @@ from sordino.server.facts import Array
 RELAXATION = 1.6
 CHECK = 10
 """Iterations between two looks at the variances."""
+WINDOW = 6
+"""Looks over which the rate of change is judged, beside that of the last two."""
+FOR_WEIGHTS = 1e-4
+"""The residual that is small enough where only the variances are wanted, whose own test does the rest."""
 SAMPLE = 200_000
 """Rows that rules look at when there are more."""
 BLOCK = 1 << 16
@@ -127,7 +131,7 @@ def solve(
     matrix : M, a column per client; tensor (any device) or array. Computed in float32 unless it is float64.
     penalty : λ; default 1/√max(d, n), of the rows looked at: a sample of rows estimates the same variances.
     tolerance : how far the variances may still be expected to move, relatively.
-    residual : largest ‖M − L − S‖/‖M‖; 1e-5 is enough for weights, L itself takes longer to settle.
+    residual : largest ‖M − L − S‖/‖M‖; ``FOR_WEIGHTS`` is enough for weights, L itself takes longer to settle.
     iterations : the limit; ``converged`` tells whether it came first.
     rows : look at that many rows, drawn at random by ``seed``, when M has more.
     start : ``projection`` of an earlier result for the same clients in the same order.
@@ -260,14 +264,23 @@ def _largest_change(before: Array, after: Array) -> float:
 
 
 def _expected_change(changes: list[float]) -> float:
-    """What is left to come if changes go on shrinking as they did: c·r/(1 − r), r the slower of the last two ratios."""
+    """What is left to come if changes go on shrinking as they did: c·r/(1 − r), by the rate r of the last two looks, or
+    by that of the last six, whichever promises less: from look to look the largest change is of another column."""
     if len(changes) < 3:
         return math.inf
     first, second, last = changes[-3:]
     if max(second, last) < 1e-6:  # down to rounding errors, whose ratio means nothing
         return max(second, last)
-    ratio = max(0.5, last / second, second / first) if min(first, second) > 0.0 else 1.0
-    return last * ratio / (1.0 - ratio) if ratio < 1.0 else math.inf
+    soon = _left(last, max(last / second, second / first)) if min(first, second) > 0.0 else math.inf
+    if len(changes) < WINDOW or min(changes[-WINDOW:]) == 0.0:
+        return soon
+    recent, earlier = max(second, last), max(changes[-WINDOW], changes[1 - WINDOW])
+    return min(soon, 2.0 * _left(recent, (recent / earlier) ** (1 / (WINDOW - 2))))
+
+
+def _left(change: float, ratio: float) -> float:
+    ratio = max(0.5, ratio)
+    return change * ratio / (1.0 - ratio) if ratio < 1.0 else math.inf
 
 
 def _finish(work: _Work, look: _Look, chosen: Tensor | None, parts: bool) -> Pursuit:
