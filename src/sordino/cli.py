@@ -57,7 +57,7 @@ def _options(
 
 @app.command()
 def demo(out: Annotated[Path, typer.Option(help="Where the runs and the report go.")] = Path("runs/demo")) -> None:
-    """Train digits over 12 clients with very different budgets, three methods side by side, and write a report."""
+    """Train digits over 12 clients with very different budgets, five methods side by side, and write a report."""
     from sordino.study.demo import demonstrate
 
     demonstrate(out, out_console, _state["quiet"])
