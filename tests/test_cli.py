@@ -10,6 +10,7 @@ import pytest
 import typer
 
 from sordino import cli
+from sordino.study import compare
 
 STUDY = """
 [study]
@@ -150,6 +151,26 @@ def test_compare_prints_a_table_and_writes_a_report(call, study, tmp_path):
     assert "±" in out
     assert "NOT PRIVATE" in out
     assert (tmp_path / "runs" / "small-compare" / "report.html").stat().st_size > 100_000
+
+
+def test_compare_leaves_out_what_diverges_and_says_so(call, study, tmp_path, monkeypatch, caplog):
+    path = study()
+    Path(path).write_text(STUDY + '[compare]\nmethods = ["dp-fedavg", "fedavg"]\n')
+    code, _, err = call("compare", path, "--set", "training.server_lr=1e60", "--out", str(tmp_path / "all"))
+    assert code == 1
+    assert "training diverged" in err
+    real = compare.train
+
+    def wild(clients, **settings):
+        return real(clients, **settings | ({"server_lr": 1e60} if settings["method"].name == "fedavg" else {}))
+
+    monkeypatch.setattr(compare, "train", wild)
+    caplog.clear()
+    code, out, _ = call("compare", path, "--out", str(tmp_path / "some"))
+    assert code == 0
+    assert "dp-fedavg" in out
+    assert "NOT PRIVATE" not in out, "fedavg is not in the table"
+    assert "fedavg, seed 0, is left out: the model is no longer finite" in caplog.text
 
 
 def test_ledger_commands_print_a_statement_verify_and_export(call, study, tmp_path):

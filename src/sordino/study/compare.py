@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -12,27 +13,36 @@ import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from sordino.errors import BadInput
+from sordino.errors import BadInput, Diverged
 from sordino.study.file import Study
 from sordino.study.result import from_json, to_json
 from sordino.study.run import Callback, train
 from sordino.study.track import tracker
+
+log = logging.getLogger("sordino.study")
 
 Watch = Callable[[str, int, int], Callback]
 """Given a method, a seed and the number of rounds, what to call after each round."""
 
 
 def compare(study: Study, out: Path, watch: Watch | None = None) -> list[dict[str, Any]]:
-    """Run every method with every seed; finished runs in ``out`` are taken as they are, interrupted ones go on."""
+    """Run every method with every seed; finished runs in ``out`` are taken as they are, interrupted ones go on.
+
+    A run that diverges is left out, with a warning; where all do, the first one's error is raised.
+    """
     if study.sweep:
         raise BadInput(
             "this study has a [sweep]: use 'sordino run', and put methods and seeds into it as \"method.name\" and "
             '"study.seed"'
         )
-    return list(_runs(study, out, watch))
+    found = list(_runs(study, out, watch))
+    lost = [one for one in found if isinstance(one, Diverged)]
+    if len(lost) == len(found):
+        raise lost[0]
+    return [one for one in found if not isinstance(one, Diverged)]
 
 
-def _runs(study: Study, out: Path, watch: Watch | None) -> Iterator[dict[str, Any]]:
+def _runs(study: Study, out: Path, watch: Watch | None) -> Iterator[dict[str, Any] | Diverged]:
     names = study.compare.methods or [study.method.name]
     for seed in study.compare.seeds or [study.study.seed]:
         about = study.study.model_copy(update={"seed": seed})
@@ -45,18 +55,23 @@ def _runs(study: Study, out: Path, watch: Watch | None) -> Iterator[dict[str, An
                 yield from_json((folder / "result.json").read_text())
                 continue
             callbacks = [watch(name, seed, study.study.rounds)] if watch else []
-            with tracker(study.study.track, folder, one, f"{name}/seed-{seed}") as tracked:
-                done = train(
-                    clients,
-                    method=one.chosen_method(),
-                    out=folder,
-                    resume=(folder / "study.json").exists(),
-                    device=study.study.device,
-                    name=study.study.name,
-                    callbacks=[*callbacks, tracked],
-                    **one.arguments(),
-                )
-                tracked.finish(done.result)
+            try:
+                with tracker(study.study.track, folder, one, f"{name}/seed-{seed}") as tracked:
+                    done = train(
+                        clients,
+                        method=one.chosen_method(),
+                        out=folder,
+                        resume=(folder / "study.json").exists(),
+                        device=study.study.device,
+                        name=study.study.name,
+                        callbacks=[*callbacks, tracked],
+                        **one.arguments(),
+                    )
+                    tracked.finish(done.result)
+            except Diverged as error:
+                log.warning("%s, seed %s, is left out: %s", name, seed, error)
+                yield error
+                continue
             yield done.result
 
 

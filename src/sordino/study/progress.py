@@ -59,7 +59,7 @@ def _line(record: dict[str, Any]) -> str:
     if record.get("accuracy") is not None:
         parts.append(f"accuracy {100 * record['accuracy']:.1f} %")
     if record.get("loss") is not None:
-        parts.append(f"loss {record['loss']:.3f}")
+        parts.append(f"loss {record['loss']:.3f}" if record["loss"] < 1e4 else f"loss {record['loss']:.2e}")
     spent = record.get("spent_epsilon")
     if spent:
         parts.append(f"ε {spent['min']:.2f}/{spent['median']:.2f}/{spent['max']:.2f}")
