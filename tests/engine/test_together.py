@@ -184,6 +184,25 @@ def test_a_stack_that_was_stopped_goes_on_where_it_was(digits, tmp_path, monkeyp
     assert not (tmp_path / "stacks").exists(), "what has ended is forgotten"
 
 
+def test_a_stack_that_lost_a_run_goes_on_without_it(digits, tmp_path, monkeypatch):
+    monkeypatch.setattr(stacked, "EVERY", 0.0)
+    keys = [{"rounds": 4, "rate": 0.2}, {"rounds": 4, "rate": 0.2, "server_lr": 1e60}]
+
+    def ready():
+        return [prepare(digits, "logistic", "dp-fedavg", 0, None, one) for one in keys]
+
+    def stop(number):
+        if number == 3:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        train_together(ready(), "cpu", stop, keep=tmp_path)
+    good, lost = train_together(ready(), "cpu", keep=tmp_path)
+    assert_same(good, train_prepared(ready()[0]))
+    assert isinstance(lost, Diverged)
+    assert "after round 1" in str(lost)
+
+
 def test_a_crash_while_a_stack_is_kept_leaves_what_was_kept_before(digits, tmp_path, monkeypatch):
     monkeypatch.setattr(stacked, "EVERY", 0.0)
     real, calls = many.Ledger.copy, []

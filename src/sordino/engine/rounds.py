@@ -152,9 +152,7 @@ def close_round(
     delta, kept = _steered(plan, state.weights, outcome.delta, number, outcome.state)
     state.weights, state.shown, state.server = plan.method.server(state.weights, delta, kept)
     if not all_finite(state.weights):
-        raise Diverged(
-            f"the model is no longer finite after round {number}: training diverged; use a smaller training.lr"
-        )
+        raise diverged(number)
     if outcome.weights is not None:
         counted = np.bincount(called.clients, outcome.weights, minlength=len(plan.clients))
         record["weights"] = {plan.clients[i].name: float(counted[i]) for i in dict.fromkeys(called.clients.tolist())}
@@ -174,6 +172,11 @@ def _steered(
         return delta, server
     server = server if "pull_start" in server else {**server, "pull_start": weights.clone()}
     return delta - pull * (weights - server["pull_start"]), server
+
+
+def diverged(number: int) -> Diverged:
+    """What to say of a run whose model a round has taken out of the numbers."""
+    return Diverged(f"the model is no longer finite after round {number}: training diverged; use a smaller training.lr")
 
 
 def all_finite(weights: Tensor) -> bool:

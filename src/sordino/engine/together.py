@@ -100,6 +100,9 @@ def simulate_together(
     _check(setups)
     records, first = _pool([one.records for one in setups])
     taken = [rounds.turns_taken(setup.plan, state.history) for setup, state in zip(setups, states)]
+    for i, state in enumerate(states):
+        if not rounds.all_finite(state.weights):  # lost before the stack was stopped, in a round that is charged
+            lost[i] = rounds.diverged(state.round + 1)
     for number in range(1, max(setup.plan.schedule.rounds for setup in setups) + 1):
         due = [i for i, s in enumerate(setups) if states[i].round < number <= s.plan.schedule.rounds]
         live = [i for i in due if i not in lost]
