@@ -427,13 +427,13 @@ def test_every_field_but_the_method_may_be_missing():
     whole = fixture.result(rounds=3)
     for key in whole:
         if key != "method":
-            report.render([{name: value for name, value in whole.items() if name != key}])
+            assert "dp-fedavg" in page_of([{name: value for name, value in whole.items() if name != key}]), key
     for place, key in itertools.product(("rounds", "privacy"), set(whole["rounds"][0]) | set(whole["privacy"][0])):
         less = copy.deepcopy(whole)
         for row in less[place]:
             row.pop(key, None)
-        report.render([less])
-    report.render([{"method": "dp-fedavg"}])
+        assert "dp-fedavg" in page_of([less]), (place, key)
+    assert "NOT PRIVATE" in first_screen([{"method": "dp-fedavg"}]), "what does not say that it is private is not"
 
 
 def test_a_regression_has_no_accuracy_anywhere():

@@ -265,7 +265,7 @@ def _largest_change(before: Array, after: Array) -> float:
 
 def _expected_change(changes: list[float]) -> float:
     """What is left to come if changes go on shrinking as they did: c·r/(1 − r), by the rate r of the last two looks, or
-    by that of the last six, whichever promises less: from look to look the largest change is of another column."""
+    twice what that of the last six says, if it is less: from look to look the largest change is of another column."""
     if len(changes) < 3:
         return math.inf
     first, second, last = changes[-3:]

@@ -123,11 +123,11 @@ def quality_table(groups: Sequence[Group]) -> str:
 
 def _divergence(groups: Sequence[Group]) -> str:
     """Whose final model is none: a simulation always has a loss, if it is a number."""
-    lost = {
-        group.label: sum(run.simulated and "loss" in run.final and run.at_end("loss") is None for run in group.runs)
-        for group in groups
-    }
-    told = [f"{label} ({count} of {len(group.runs)})" for group, (label, count) in zip(groups, lost.items()) if count]
+    told = []
+    for group in groups:
+        lost = sum(run.simulated and "loss" in run.final and run.at_end("loss") is None for run in group.runs)
+        if lost:
+            told.append(f"{group.label} ({lost} of {len(group.runs)})")
     if not told:
         return ""
     why = "The loss at the end is not a finite number: a smaller step (training.lr) is needed. Runs"
