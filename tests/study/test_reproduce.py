@@ -11,8 +11,9 @@ from sordino import data
 from sordino.errors import BadInput
 from sordino.study import reproduce
 from sordino.study.reproduce import packed
-from sordino.study.reproduce.experiment import Quick
+from sordino.study.reproduce.experiment import Entry, Quick
 from sordino.study.reproduce.papers import EXPERIMENTS
+from sordino.study.reproduce.papers.fedfdp import fairness_says
 from sordino.study.reproduce.runner import Silent, matching
 
 SMALL = "adaptdp/table2"
@@ -140,7 +141,7 @@ def test_searched_values_are_chosen_on_a_seed_of_their_own_and_stated(tmp_path, 
     assert done.about["tuning"] == 2
 
 
-@pytest.mark.parametrize(("server_lr", "model"), [(1e60, "logistic"), (1e30, "mlp")])
+@pytest.mark.parametrize(("server_lr", "model"), [(1e60, "logistic"), (1e30, "mlp"), (1e12, "mlp")])
 def test_a_run_that_diverges_is_noted_and_spoils_no_other(server_lr, model, tmp_path, monkeypatch):
     base = reproduce.get("fedfdp/table2")
     quick = replace(base.quick, rows=("FedAvg", "FedProx"))
@@ -148,7 +149,7 @@ def test_a_run_that_diverges_is_noted_and_spoils_no_other(server_lr, model, tmp_
         replace(cell, training={**cell.training, "server_lr": server_lr}, search={}) if cell.row == "FedProx" else cell
         for cell in base.cells()
     )
-    # a server's step of 1e60 leaves the range of float32, one of 1e30 makes the next layer leave it
+    # a server's step of 1e60 leaves the range of float32, one of 1e30 makes the next layer leave it, 1e12 does neither
     plain = tuple(replace(cell, model=model, model_options={}) for cell in wild)
     monkeypatch.setitem(EXPERIMENTS, base.name, replace(base, cells=lambda: plain, quick=quick))
     said = []
@@ -164,7 +165,20 @@ def test_a_run_that_diverges_is_noted_and_spoils_no_other(server_lr, model, tmp_
         values = {place[1]: entry["record_accuracy"] for place, entry in numbers(done).items()}
         assert values["FedAvg"] > 0
         assert "1 runs diverged" in (folder / "table.md").read_text()
-    assert all("no longer finite" in line for line in said)
+    assert len(said) == 2
+    assert all("training diverged" in line for line in said)
+
+
+def test_a_method_that_learns_nothing_is_not_called_the_fairest():
+    def entry(row, accuracy, psi, worst):
+        values = {"record_accuracy": accuracy, "psi": psi, "worst_accuracy": worst}
+        return Entry(("b", row, "MNIST"), values)
+
+    rows = [entry("FedAvg", 0.9, 0.2, 0.5), entry("FedDyn", 0.1, 0.0, 0.09), entry("FedFair", 0.8, 0.1, 0.6)]
+    (said,) = fairness_says({one.place: one for one in rows}, {})
+    assert "most accurate FedAvg" in said
+    assert "least Ψ FedFair (0.1)" in said
+    assert "best worst client FedFair" in said
 
 
 def test_only_chooses_runs_by_their_labels(tmp_path):

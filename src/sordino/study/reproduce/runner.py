@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +22,9 @@ STACK_ROWS = 1000
 
 STACK_NUMBERS = 2_000_000_000
 """Most parameters times rows of a stack: 8 GB for the updates of one round."""
+
+LOST = 1e6
+"""A final loss from which on a run has diverged, though it be a number: to know nothing costs ln(classes)."""
 
 
 class Watch(Protocol):
@@ -129,9 +131,9 @@ class Runner:
         self._keep(cell, run, time.perf_counter() - started)
 
     def _keep(self, cell: Cell, run: Run | Diverged, seconds: float) -> None:
-        """Write what a run came to. One that diverged is a result too, also if only its loss has left the numbers."""
-        if isinstance(run, Run) and not math.isfinite(run.result["final"]["loss"]):
-            run = Diverged("the loss is no longer finite at the end: training diverged")
+        """Write what a run came to. One that diverged is a result too, also if only its loss shows it."""
+        if isinstance(run, Run) and not run.result["final"]["loss"] < LOST:
+            run = Diverged(f"the loss is {run.result['final']['loss']:.2g} at the end: training diverged")
         if isinstance(run, Run):
             self.store.write(cell, figures(run.result, seconds, self.where))
             return
