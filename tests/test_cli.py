@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import typer
 
 from sordino import cli
@@ -316,6 +317,19 @@ def test_a_drafted_schema_is_toml_that_a_study_can_hold(call, tmp_path):
     code, out, _ = call("data", "schema", "sites")
     assert code == 0
     assert tomllib.loads(out)
+
+
+@pytest.mark.parametrize("error", [MemoryError(), torch.OutOfMemoryError("CUDA out of memory")])
+def test_a_device_that_is_full_is_said_to_be_full(call, study, monkeypatch, error):
+    def full(*given, **options):
+        raise error
+
+    monkeypatch.setattr("sordino.engine.simulate.take_turn", full)
+    code, _, err = call("run", study())
+    assert code == 1
+    assert "out of memory" in err
+    assert "--processes" in err
+    assert "internal" not in err
 
 
 def test_interruption_exits_130_and_says_how_to_go_on(call, study, monkeypatch):

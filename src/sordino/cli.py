@@ -385,5 +385,11 @@ def main() -> None:
     except Exception as error:
         if _state["verbose"]:
             raise
-        err_console.print(f"[bold red]internal error[/bold red] {type(error).__name__}: {error} (-v shows where)")
+        if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's own, for a GPU
+            what = (
+                "out of memory; what is finished is kept: fewer --processes, a smaller batch or --device cpu need less"
+            )
+            err_console.print(f"[bold red]error[/bold red] {what} (-v shows where)", highlight=False, soft_wrap=True)
+        else:
+            err_console.print(f"[bold red]internal error[/bold red] {type(error).__name__}: {error} (-v shows where)")
         sys.exit(1)

@@ -273,6 +273,8 @@ def _chunk(
     rows = draw_rows(setup, clients, permit)
     try:
         return take_turn(setup.work, rows, start, before, told(public, clients), permit, setup.gate)
+    except torch.OutOfMemoryError:  # no client's fault, and taking the rows again would not tell whose
+        raise
     except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
         from sordino.engine.debug import explain  # which looks through this module's loop
 
