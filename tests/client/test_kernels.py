@@ -182,9 +182,9 @@ def test_only_shapes_that_come_again_and_again_are_recorded_and_few_of_them(monk
     monkeypatch.setattr(graphs.Recorded, "of", staticmethod(lambda grade, inputs: made.append(inputs) or len(made)))
     kept = graphs.Graphs()
 
-    def seen(width):
+    def seen(width, per_record=1):
         given = torch.zeros(2, 5), torch.zeros(2, width, 3), torch.zeros(2, width), torch.zeros(2, width)
-        return kept.of(lambda *inputs: None, given)
+        return kept.of(lambda *inputs: None, given, per_record)
 
     for _ in range(graphs.SEEN - 1):
         assert seen(1) is None
@@ -192,3 +192,6 @@ def test_only_shapes_that_come_again_and_again_are_recorded_and_few_of_them(monk
     found = {width: [seen(width) for _ in range(graphs.SEEN)][-1] for width in range(2, 50)}
     assert [width for width, one in found.items() if one] == list(range(2, graphs.MOST_GRAPHS + 1))
     assert seen(1) == 1, "what was recorded stays"
+    kept = graphs.Graphs()
+    found = [[seen(width, graphs.MOST_BYTES // 10) for _ in range(graphs.SEEN)][-1] for width in (3, 3, 3, 2, 1)]
+    assert [one is None for one in found] == [False, False, False, False, True], "6 and 4 tenths leave no room"

@@ -65,8 +65,8 @@ class Fast:
 
     @property
     def bytes_per_record(self) -> int:
-        """What layers hold, and the activations with their gradients; known after the first batch."""
-        return self._kept
+        """What layers hold, and the activations with their gradients; before the first batch, a gradient's own size."""
+        return self._kept or 4 * self.dimension
 
     def describe(self) -> list[LayerPlan]:
         """Which implementation serves each layer, and why."""
@@ -84,7 +84,7 @@ class Fast:
         """Grade rows of records, each row under its own parameters."""
         if self._chain is not None and self._stack is not False and Graphs.pays(x, y):
             given = torch.ones(y.shape, dtype=torch.bool, device=y.device) if mask is None else mask
-            recorded = self._graphs.of(self._alone, (params, x, y, given))
+            recorded = self._graphs.of(self._alone, (params, x, y, given), self.bytes_per_record)
             if recorded is not None:
                 self._calls += 1
                 ticket = self._calls

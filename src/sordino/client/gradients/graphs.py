@@ -17,8 +17,8 @@ from sordino.client.gradients.types import Graded
 MOST_RECORDS = 1 << 13
 """A larger stack keeps the device busy by itself."""
 
-MOST_GRAPHS = 8
-"""Every graph owns its buffers, so there are few."""
+MOST_GRAPHS, MOST_BYTES = 8, 1 << 33
+"""Every graph owns its buffers, so there are few: so many, and of so many bytes in all."""
 
 SEEN = 4
 """How often a shape comes before it is recorded: recording costs as much as several passes."""
@@ -80,18 +80,22 @@ class Graphs:
 
     recorded: dict[Shapes, Recorded] = field(default_factory=dict)
     seen: Counter[Shapes] = field(default_factory=Counter)
+    held: int = 0
+    """Bytes that the recorded passes hold, by what a record is known to take."""
 
     @staticmethod
     def pays(x: Tensor, y: Tensor) -> bool:
         """Whether a stack is small enough that launches would dominate, and where graphs exist."""
         return y.is_cuda and 0 < y.numel() <= MOST_RECORDS and y.shape[0] > 1 and x.dtype == torch.float32
 
-    def of(self, grade: Grade, inputs: tuple[Tensor, Tensor, Tensor, Tensor]) -> Recorded | None:
-        """The recorded passes over stacks of this shape, once it has been seen often enough."""
+    def of(self, grade: Grade, inputs: tuple[Tensor, Tensor, Tensor, Tensor], per_record: int) -> Recorded | None:
+        """The recorded passes over stacks of this shape, once it has been seen often enough and while there is room."""
         key = (inputs[0].shape, inputs[1].shape)
         if key not in self.recorded:
             self.seen[key] += 1
-            if self.seen[key] < SEEN or len(self.recorded) >= MOST_GRAPHS:
+            size = inputs[2].numel() * per_record
+            if self.seen[key] < SEEN or len(self.recorded) >= MOST_GRAPHS or self.held + size > MOST_BYTES:
                 return None
+            self.held += size
             self.recorded[key] = Recorded.of(grade, inputs)
         return self.recorded[key]

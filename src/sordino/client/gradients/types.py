@@ -121,7 +121,7 @@ class Engine(Protocol):
 
     @property
     def bytes_per_record(self) -> int:
-        """Memory a record takes until its batch is pulled, to size chunks by; 0 while not yet known."""
+        """Memory a record takes until its batch is pulled, to size chunks by; a guess before the first batch."""
 
     def describe(self) -> list[LayerPlan]:
         """Which implementation serves each layer, and why."""
