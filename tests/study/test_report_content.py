@@ -1,4 +1,4 @@
-"""What the report says, checked without a browser: verdicts, statements, figures over seeds, size, safety."""
+"""What the report says of the model, of fairness, contributions and runs, checked without a browser."""
 
 from __future__ import annotations
 
@@ -6,190 +6,19 @@ import copy
 import itertools
 import json
 import math
-import os
 import re
-import subprocess
-import sys
-from decimal import Decimal
 from html import unescape
 
 import pytest
 import report_fixture as fixture
+from report_page import chart, data_of, first_screen, page_of, with_privacy
 
 from sordino.errors import BadInput
 from sordino.study import report
 from sordino.study.report.gather import curve, grouped
-from sordino.study.report.numbers import MAX_POINTS, as_epsilon, plain, spread, thin, upward
-from sordino.study.report.promises import statement
+from sordino.study.report.numbers import plain
 from sordino.study.result import to_json
 from sordino.study.run import train
-
-
-def page_of(results) -> str:
-    """The page without the chart library, as the tests read it."""
-    page = report.render(results)
-    before, rest = page.split('<script type="application/json" id="report-data">')
-    data, after = rest.split("</script>", 1)
-    return f"{before}<data>{data}</data>{after.rpartition('<script>')[2]}"
-
-
-def data_of(results) -> dict:
-    return json.loads(page_of(results).split("<data>")[1].split("</data>")[0])
-
-
-def first_screen(results) -> str:
-    page = page_of(results)
-    return unescape(
-        re.sub(r"<[^>]+>", " ", page[page.index('<div class="verdicts">') : page.index('<dl class="tiles">')])
-    )
-
-
-def chart(results, identity: str) -> dict:
-    return next(one for one in data_of(results)["charts"] if one["id"] == identity)
-
-
-def shown_client(results, place: int = 0):
-    return grouped(results)[0].runs[0].clients[place]
-
-
-def with_privacy(result: dict, **changes) -> dict:
-    changed = copy.deepcopy(result)
-    changed["privacy"][0].update(changes)
-    return changed
-
-
-# ---- is it private ----
-
-
-def test_a_private_run_says_so_and_says_it_is_a_simulation():
-    told = first_screen([fixture.result("dp-fedavg")])
-    assert "Private" in told
-    assert "NOT PRIVATE" not in told
-    assert "This was a simulation." in told
-    assert "zero-out adjacency, poisson sampling, pld accountant" in told
-
-
-def test_a_run_that_is_not_private_says_so_before_anything_else():
-    told = first_screen([fixture.result("fedavg")])
-    assert told.split()[:3] == ["NOT", "PRIVATE", "fedavg"]
-    assert "stayed within" not in told
-
-
-def test_a_comparison_names_what_is_and_what_is_not_private():
-    told = " ".join(first_screen(fixture.comparison()).split())
-    assert "NOT PRIVATE fedavg Trained" in told
-    assert "Private dp-fedavg, minimum-epsilon Every client stayed within" in told
-
-
-def test_a_result_that_does_not_say_private_is_not_private():
-    result = fixture.result("dp-fedavg")
-    del result["private"]
-    assert "NOT PRIVATE" in first_screen([result])
-
-
-@pytest.mark.parametrize("spent", [9.0, None])
-def test_a_client_over_its_budget_is_named_on_the_first_screen(spent):
-    result = with_privacy(fixture.result(), epsilon=1.0, spent_epsilon=spent)
-    told = first_screen([result])
-    assert "BUDGET EXCEEDED" in told
-    assert "client-00" in told
-    assert "stayed within" not in told
-    assert "does not hold" in statement(shown_client([result]), True)
-
-
-def test_spending_that_is_not_recorded_is_not_taken_for_kept():
-    result = fixture.result()
-    for key in ("spent_epsilon", "run_epsilon"):
-        del result["privacy"][3][key]
-    assert "NOT SHOWN TO BE PRIVATE" in first_screen([result])
-    result["privacy"] = []
-    assert "NOT SHOWN TO BE PRIVATE" in first_screen([result])
-
-
-def test_public_clients_are_named_and_do_not_spoil_the_others():
-    told = first_screen([fixture.result(public=2)])
-    assert "Declared public, without protection: client-00 and client-01." in told
-    assert "Every client stayed within" in told
-    everyone = fixture.result()
-    for entry in everyone["privacy"]:
-        entry |= {"epsilon": None, "spent_epsilon": None}
-    assert "NOT PRIVATE" in first_screen([everyone])
-
-
-def test_exactly_the_budget_is_within_the_budget():
-    assert "EXCEEDED" not in first_screen([with_privacy(fixture.result(), epsilon=1.0, spent_epsilon=1.0)])
-
-
-def test_a_statement_gives_budget_spending_releases_certainty_and_replace_one():
-    entry = {
-        "epsilon": 2.0,
-        "delta": 1e-5,
-        "spent_epsilon": 1.9986,
-        "run_epsilon": 1.9986,
-        "replace_one_epsilon": 3.48,
-        "releases": [
-            {"what": "gradient", "rate": 0.05, "noise": 2.0, "count": 268},
-            {"what": "loss", "rate": 0.05, "noise": 5.0, "count": 268},
-        ],
-    }
-    told = statement(shown_client([with_privacy(fixture.result(), **entry)]), True).replace("\u00a0", " ")
-    assert "allowed ε = 2 at δ = 1e−5 and has spent ε = 1.999 (99.9 % of it)" in told
-    assert "268 × gradient (rate 0.05, noise 2); 268 × loss (rate 0.05, noise 5)" in told
-    assert f"at most {100 * math.e**1.9986 / (1 + math.e**1.9986):.1f} % sure" in told
-    assert f"(replace-one): ε = 3.48, at most {100 * math.e**3.48 / (1 + math.e**3.48):.1f} % sure" in told
-
-
-@pytest.mark.parametrize(
-    ("ends", "words"),
-    [
-        (17, "After round 17 its budget pays for no further turn."),
-        (None, "at least one more turn"),
-        (0, "not pay for a"),
-    ],
-)
-def test_a_statement_says_when_the_budget_ends(ends, words):
-    result = with_privacy(fixture.result(), budget_ends=ends)
-    assert words in statement(shown_client([result]), True)
-    assert data_of([result])["clients"]["sheets"][0]["rows"][0][10] == ("outlasts the run" if ends is None else ends)
-    del result["privacy"][0]["budget_ends"]
-    assert words not in statement(shown_client([result]), True)
-
-
-def test_a_cumulative_ledger_is_told_apart_from_this_run():
-    result = with_privacy(fixture.result(), epsilon=3.0, spent_epsilon=2.5, run_epsilon=1.25)
-    told = statement(shown_client([result]), True).replace("\u00a0", " ")
-    assert "spent ε = 2.5 " in told
-    assert "This run accounts for ε = 1.25; the rest was spent by earlier runs" in told
-
-
-def test_a_weak_promise_is_called_weak():
-    result = with_privacy(fixture.result(), epsilon=30.0, spent_epsilon=29.0, replace_one_epsilon=60.0)
-    assert "all but certain" in statement(shown_client([result]), True)
-    assert "weak promise" in statement(shown_client([result]), True)
-    assert "ε above 10 rules out little; that concerns client-00" in first_screen([result])
-
-
-def test_what_the_guarantee_does_not_cover_is_said():
-    page = page_of([fixture.result()])
-    for words in ("tuning and choosing", "the observer's metrics", "Public by declaration", "the best round"):
-        assert words in page
-
-
-def test_a_deployment_is_not_called_a_simulation():
-    page = page_of([fixture.result() | {"simulated": False}])
-    assert '<span class="badge">Deployment</span>' in page
-    assert "This was a simulation." not in page
-
-
-def test_displayed_epsilon_never_looks_smaller_than_it_is():
-    values = [0.33301, 1.00001, 5.5304, 10.7299, 123.456, 2.0, 1e-4, 0.1 + 0.2]
-    for value in values:
-        assert upward(value) >= value * (1 - 1e-8)
-        assert upward(value) <= value * 1.001
-    assert as_epsilon(1.00001) == "1.001"
-    assert as_epsilon(2.0) == "2"
-    assert as_epsilon(math.inf) == "∞"
-
 
 # ---- is it good, is it fair ----
 
@@ -481,83 +310,3 @@ def test_names_cannot_break_out_of_the_page():
 def test_what_is_not_a_result_is_refused(results, words):
     with pytest.raises(BadInput, match=words):
         report.render(results)
-
-
-# ---- the file ----
-
-
-def test_the_five_questions_stand_in_their_order():
-    page = page_of(fixture.comparison())
-    places = [page.index(f'<section id="{name}"') for name in ("private", "good", "fair", "contributed", "run")]
-    assert places == sorted(places)
-
-
-def test_nothing_on_the_page_points_outside():
-    page = page_of(fixture.comparison())
-    assert not re.findall(r"""(?:src|href|url|import)\s*[=(]\s*["']?(?:https?:)?//""", page)
-
-
-def test_a_large_comparison_stays_under_six_megabytes_with_short_series():
-    methods = ("fedavg", *fixture.PRIVATE[:4])
-    results = fixture.comparison(methods, (0, 1, 2), clients=100, rounds=500)
-    for seed, result in enumerate(results):  # no two runs alike: nothing can be shared between seeds
-        for entry in result["privacy"]:
-            entry["delta"] = 1e-5 * (1 + seed / 100)
-    page = report.render(results)
-    assert len(page.encode()) < 6_000_000
-    data = json.loads(page.split('id="report-data">')[1].split("</script>", 1)[0], parse_float=Decimal)
-    assert len(data["clients"]["sheets"]) == 15
-    (curves,) = (one for one in data["charts"] if one["id"] == "client-curves")
-    assert all(len(client[3]) == 40 for method in curves["curves"] for client in method["clients"])
-    for one in data["charts"]:
-        if one is curves:
-            continue
-        if one["x"]["title"] == "round":
-            assert max(len(trace["x"]) for trace in one["traces"]) <= 2 * MAX_POINTS  # a band goes out and back
-        assert max(digits(y) for trace in one["traces"] for y in trace["y"]) <= 5
-
-
-def digits(value: Decimal | int) -> int:
-    return len(Decimal(value).normalize().as_tuple().digits)
-
-
-def test_thinning_keeps_the_ends_and_the_limit():
-    for count in (1, 2, 199, 200, 201, 500, 12_345):
-        kept = thin(count)
-        assert kept[0] == 0
-        assert kept[-1] == count - 1
-        assert len(kept) <= MAX_POINTS
-        assert kept == sorted(set(kept))
-
-
-def test_writing_replaces_the_file_whole_or_not_at_all(tmp_path, monkeypatch):
-    target = tmp_path / "new" / "report.html"
-    assert report.write([fixture.result(rounds=2)], target) == target
-    whole = target.read_text()
-
-    def full(_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(BadInput, match="No space left on device"):
-        report.write([fixture.result("fedavg", rounds=2)], target)
-    assert target.read_text() == whole
-    assert os.listdir(target.parent) == ["report.html"]
-
-
-def test_a_place_that_cannot_be_written_is_bad_input(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(BadInput, match="cannot be written"):
-        report.write([fixture.result(rounds=2)], tmp_path / "file" / "report.html")
-
-
-def test_the_package_does_not_import_plotly():
-    check = "import sys, sordino.study.report; sys.exit('plotly' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
-
-
-def test_numbers_for_people():
-    shown = [plain(value) for value in (None, math.nan, math.inf, 0, 0.00012345, 0.1, 2.5, 1234.5, 1e-5, 3.2e9, -0.25)]
-    assert shown == ["–", "–", "∞", "0", "0.000123", "0.1", "2.5", "1,234", "1e−5", "3.2e9", "−0.25"]
-    assert spread([1.0, None, 3.0]).deviation == pytest.approx(2**0.5)
-    assert spread([None]) is None
