@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from sordino.client.gradients.layout import dimension_of, flatten, layout_of, load, view_of
+from sordino.client.gradients.lengths import squared_norms
 from sordino.client.gradients.losses import Loss
 from sordino.client.gradients.segments import Segments
 from sordino.client.gradients.types import Graded, LayerPlan, Slot, evaluating, precise
@@ -112,12 +113,12 @@ class Exact:
     def _grade(self, params: Tensor, x: Tensor, y: Tensor, segments: Segments) -> Graded:
         needed = segments.records * params.element_size() * self.dimension
         losses = params.new_zeros(segments.records)
-        squares = params.new_zeros(segments.records)
+        squares = torch.zeros(segments.records, dtype=torch.float64, device=params.device)
         kept: list[tuple[int, slice, list[Tensor]]] | None = [] if needed <= self._kept_bytes else None
         state = _generator_state(x.device)
         for row, part, grads, some in self._chunks(params, x, y, segments):
             losses[part] = some
-            squares[part] = torch.stack([each.square().sum(1) for each in grads]).sum(0)
+            squares[part] = torch.stack([squared_norms(each) for each in grads]).sum(0)
             if kept is not None:
                 kept.append((row, part, grads))
 
@@ -137,7 +138,8 @@ class Exact:
                     target = out[row, slot.offset : slot.offset + slot.size]
                     target += each.masked_fill(cleared, 0).t().mv(weights)
 
-        return Graded.of(losses, squares, torch.isfinite(losses + squares), pull, (segments.rows, self.dimension))
+        finite = torch.isfinite(losses + squares)
+        return Graded.of(losses, squares, None, finite, pull, (segments.rows, self.dimension))
 
 
 def _generator_state(device: torch.device) -> Tensor:
