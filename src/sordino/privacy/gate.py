@@ -85,10 +85,13 @@ class Permit:
     used: set[tuple[str, int]] = field(default_factory=set)
     _scales: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def what(self) -> str:
-        """The event these rows were charged for."""
-        return self.terms[0].what
+        """The event these rows were charged for, one for all of them."""
+        names = {terms.what for terms in self.terms}
+        if len(names) != 1:
+            raise SordinoError(f"a permit for {' and '.join(sorted(names))} is split by events before it is used")
+        return names.pop()
 
     @cached_property
     def _count(self) -> int:
@@ -196,7 +199,8 @@ class Gate:
     def _seal(self, permit: Permit, part: str, step: int, total: Tensor, bound: Tensor) -> Release:
         spread, inverse = permit.scales(part, bound)
         if self.private:
-            self.source.normal(permit.turns, part, step, total, spread * bound)
+            # Two events of one turn may release a part of the same name: the event is in the key, as batches have it.
+            self.source.normal(permit.turns, f"{permit.what}/{part}", step, total, spread * bound)
         return Release(total.mul_(inverse[:, None]), part, self.private, _SEAL)
 
 
