@@ -108,10 +108,13 @@ class Permit:
     used: set[tuple[str, int]] = field(default_factory=set)
     _scales: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def what(self) -> str:
-        """The event these rows were charged for."""
-        return self.terms[0].what
+        """The event these rows were charged for, one for all of them."""
+        names = {terms.what for terms in self.terms}
+        if len(names) != 1:
+            raise SordinoError(f"a permit for {' and '.join(sorted(names))} is split by events before it is used")
+        return names.pop()
 
     @cached_property
     def _count(self) -> int:

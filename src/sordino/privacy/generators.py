@@ -101,13 +101,13 @@ class Source(Protocol):
 def draw(generator: np.random.Generator, sampling: Sampling, records: int, count: int) -> Batches:
     """``count`` batches of positions.
 
-    Guarantees: Poisson includes every record by a coin of its own; fixed is uniform among subsets of that size; draws
-    are independent of each other and of the records' values.
+    Guarantees: Poisson includes every record by a coin of its own; fixed is uniform among subsets of that size, and
+    never larger than its rate says; draws are independent of each other and of the records' values.
     """
     if sampling.scheme is Scheme.POISSON:
         return _coins(generator, sampling.rate, records, count)
     if sampling.scheme is Scheme.FIXED:
-        size = round(sampling.rate * records)
+        size = sampling.size(records)
         drawn = [np.sort(generator.choice(records, size, replace=False, shuffle=False)) for _ in range(count)]
         return Batches(np.concatenate(drawn), size * np.arange(1, count + 1))
     return Batches(np.tile(np.arange(records), count), records * np.arange(1, count + 1))

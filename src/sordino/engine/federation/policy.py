@@ -160,6 +160,7 @@ def check_terms(
     if terms.count > policy.steps:
         raise Refused(f"{terms.count} local steps a turn are too many for this site: it allows {policy.steps}")
     for one in (terms, *asks):
+        one.sampling.check_whole(records)
         expected = one.sampling.rate * records
         if not math.isclose(one.divisor, expected, rel_tol=1e-6):
             raise Refused(f"{one.what!r} would be divided by {one.divisor:g}, not by its expected batch {expected:g}")
