@@ -129,10 +129,10 @@ def test_the_same_round_with_other_weights_is_a_new_draw_and_a_new_charge(rig: R
 def test_a_failure_on_records_is_charged_and_told_as_unavailable(rig: Rig, monkeypatch: pytest.MonkeyPatch):
     site = first(rig)
 
-    def broken(self, where):
+    def broken(*_):
         raise ValueError("record 17 has diagnosis 'flu'")
 
-    monkeypatch.setattr(type(site.records), "at", broken)
+    monkeypatch.setattr("sordino.engine.federation.site.take_turn", broken)
     reply = site.handle(turn(rig))
     assert unpack(reply) == Packet(wire.UNAVAILABLE)
     assert b"flu" not in reply
@@ -140,6 +140,18 @@ def test_a_failure_on_records_is_charged_and_told_as_unavailable(rig: Rig, monke
     monkeypatch.undo()
     assert unpack(site.handle(turn(rig))).kind == wire.UPLOAD
     assert used(rig) == 2 * STEPS["steps"], "nothing was stored, so a new draw is a new charge"
+
+
+def test_records_that_raise_add_nothing_and_the_release_goes_out_all_the_same(rig: Rig, monkeypatch):
+    site = first(rig)
+
+    def broken(self, where):
+        raise ValueError("record 17 has diagnosis 'flu'")
+
+    monkeypatch.setattr(type(site.records), "at", broken)
+    reply = site.handle(turn(rig))
+    assert unpack(reply).kind == wire.UPLOAD
+    assert b"flu" not in reply
 
 
 def test_a_site_draws_from_its_own_secret_generator(rig: Rig, tmp_path: Path):

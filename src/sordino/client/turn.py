@@ -137,7 +137,7 @@ def _singles(work: Work, rows: Rows, step: int, params: Tensor, public: Public) 
         if not (math.isfinite(loss) and math.isfinite(norm)):
             return {}
         losses, norms = gradient.new_tensor([[loss]]), gradient.new_tensor([[norm]])
-        found = {"gradient": Term(gradient, float(work.clip.factors(losses, norms, public)))}
+        found = {"gradient": Term(gradient, norm, float(work.clip.factors(losses, norms, public)))}
         if norm > 0:  # a record that teaches nothing answers nothing, as in a simulation
             found |= {q.what: _said(q, losses, norms, public) for q in work.also}
         return found
@@ -165,7 +165,8 @@ def _single_answers(work: Work, rows: Rows, params: Tensor, public: Public) -> O
 
 
 def _said(question: Question, losses: Tensor, norms: Tensor, public: Public) -> Term:
-    return Term(question.values(losses, norms, public).reshape(1), 1.0)
+    value = question.values(losses, norms, public).reshape(1)
+    return Term(value, abs(float(value)), 1.0)
 
 
 def _reader(rows: Rows, step: int) -> tuple[Callable[[int], tuple[Tensor, Tensor] | None], int]:

@@ -49,9 +49,10 @@ class Piece:
 
 @dataclass(frozen=True)
 class Term:
-    """What one record would add to a sum: a vector, and how often it counts."""
+    """What one record would add to a sum: a vector, its norm in float64, and how often it counts."""
 
     vector: Tensor
+    norm: float
     factor: float
 
 
@@ -64,6 +65,10 @@ class OneByOne:
 
     count: int
     terms: Callable[[int], Mapping[str, Term]]
+
+
+Batch = Iterable[Mapping[str, Piece]] | OneByOne
+"""A batch before the gate: in pieces of many records, or one record at a time."""
 
 
 @dataclass(frozen=True)
@@ -200,7 +205,7 @@ class Gate:
         self,
         permit: Permit,
         step: int,
-        pieces: Iterable[Mapping[str, Piece]] | OneByOne,
+        pieces: Batch,
         bounds: Mapping[str, Tensor],
         width: int,
     ) -> dict[str, Release]:
@@ -243,9 +248,7 @@ class Gate:
             self.source.normal(permit.turns, name, step, total, spread * bound)
         return Release(total.mul_(inverse[:, None]), part, self.private, _SEAL)
 
-    def _seal_exact(
-        self, permit: Permit, part: str, name: str, step: int, total: Tensor, lattice: Lattice
-    ) -> Release:
+    def _seal_exact(self, permit: Permit, part: str, name: str, step: int, total: Tensor, lattice: Lattice) -> Release:
         """γ(S̃ + ξ)/divisor, ξ = ⌊N(0, (z·Δ/γ)²)⌉ on the integers: the noise is z times the Δ that was charged."""
         terms = permit.terms[0]
         units = total / lattice.step
@@ -266,9 +269,7 @@ def exact_sums(batch: OneByOne, lattices: Mapping[str, Lattice]) -> dict[str, Te
     for lattice in lattices.values():
         lattice.check_room(batch.count, 0.0)
     threads = max(1, min(torch.get_num_threads(), batch.count))
-    shares = side_by_side(
-        lambda first: _share(batch, lattices, range(first, batch.count, threads)), range(threads)
-    )
+    shares = side_by_side(lambda first: _share(batch, lattices, range(first, batch.count, threads)), range(threads))
     troubles = sum(one[1] for one in shares)
     if troubles:
         log.warning("%d of %d records could not be computed and added nothing", troubles, batch.count)
@@ -283,7 +284,7 @@ def _share(batch: OneByOne, lattices: Mapping[str, Lattice], records: Iterable[i
         for k in records:
             try:
                 terms = batch.terms(k)
-                found = {part: one.units(terms[part].vector, terms[part].factor) for part, one in lattices.items() if part in terms}
+                found = {part: lattices[part].units(t.vector, t.norm, t.factor) for part, t in terms.items()}
             except Exception:  # whatever a record makes a model do: it stays at the client (R10)
                 log.debug("a record raised", exc_info=True)
                 troubles += 1

@@ -1,7 +1,7 @@
 """The lattice that a site's releases lie on: every record's term is clipped, rounded to it, and added as integers.
 
-Integers add up without rounding, in any order and on any number of threads. So two sums that differ in one record differ
-by that record's rounded term and by nothing else, whatever the weights, the other records or the machine.
+Integers add up without rounding, in any order and on any number of threads. So two sums that differ in one record
+differ by that record's rounded term and by nothing else, whatever the weights, the other records or the machine.
 """
 
 from __future__ import annotations
@@ -59,13 +59,12 @@ class Lattice:
                 "use smaller batches, or less noise"
             )
 
-    def units(self, vector: Tensor, factor: float) -> Tensor | None:
+    def units(self, vector: Tensor, norm: float, factor: float) -> Tensor | None:
         """a·vector/γ rounded to integers, with a = factor·min(1, C/|factor|‖vector‖); None where nothing is left.
 
-        The norm is taken in float64, in which no float32 vector over- or underflows; then what will really be added is
-        measured, so that the bound does not rest on anything computed before.
+        ``norm`` is the vector's, taken in float64, in which no float32 vector over- or underflows. The bound does not
+        rest on it: what will really be added is measured, and dropped where it is too long.
         """
-        norm = float(torch.linalg.vector_norm(vector, dtype=torch.float64))
         size = abs(factor) * norm
         if not 0.0 < size < math.inf:  # zero, not finite, or not a number: contributes nothing
             return None

@@ -73,7 +73,7 @@ def _find(mark: NDArray[np.uint64]) -> NDArray[np.int64]:
     """The cell of every number: how many running sums are at most as large."""
     table = _cells()
     ends = np.append(table.ends, np.uint64(2**64 - 1))
-    cell = table.guide[mark >> np.uint64(63 - GUIDE_BITS)]
+    cell: NDArray[np.int64] = table.guide[mark >> np.uint64(63 - GUIDE_BITS)]
     cell += mark >= ends[cell]
     late = np.flatnonzero(mark >= ends[cell])
     if len(late):

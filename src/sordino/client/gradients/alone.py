@@ -1,9 +1,9 @@
 """One record at a time: how a site computes losses and gradients.
 
-A batch's kernels round a record's numbers differently when its neighbours, its place or the size of the batch change, and
-with weights that a server chose such differences grow to thousands. Here every record goes through the model by
-itself, in tensors of the same shapes, on one thread: what it contributes is a function of the weights and of that record
-alone, bit for bit. Records cannot see each other either, whatever the model does with its batch.
+A batch's kernels round a record's numbers differently when its neighbours, its place or the size of the batch change,
+and with weights that a server chose such differences grow to thousands. Here every record goes through the model by
+itself, in tensors of the same shapes, on one thread: what it contributes is a function of the weights and of that
+record alone, bit for bit. Records cannot see each other either, whatever the model does with its batch.
 """
 
 from __future__ import annotations

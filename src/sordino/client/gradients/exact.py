@@ -34,6 +34,7 @@ class Exact:
         self._kept_bytes = kept_bytes
         self._slots = layout_of(model)
         self._per_record = vmap(grad_and_value(self._one), in_dims=(None, 0, 0), randomness="different")
+        self._losses = vmap(self._one, in_dims=(None, 0, 0), randomness="different")
 
     @property
     def dimension(self) -> int:
@@ -75,10 +76,7 @@ class Exact:
     def losses(self, params: Tensor, x: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
         """Per-record losses, forward only."""
         with torch.no_grad():
-            rows = [
-                self._loss.values(self._outputs(self._named(flat), each), label)
-                for flat, each, label in zip(params, x, y)
-            ]
+            rows = [self._losses(self._named(flat), each, label) for flat, each, label in zip(params, x, y)]
         out = torch.stack(rows) if rows else params.new_zeros(y.shape[:2])
         return out if mask is None else torch.where(mask, out, torch.zeros_like(out))
 

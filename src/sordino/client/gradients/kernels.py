@@ -198,7 +198,7 @@ def outer_squares(  # type: ignore[no-untyped-def]
     x, dy, squares, WIDE: tl.constexpr, OUTPUTS: tl.constexpr, BIAS: tl.constexpr,
     BLOCK: tl.constexpr, BLOCK_O: tl.constexpr,
 ):  # fmt: skip
-    """squares[record] = ‖dy ⊗ x‖² = ‖x‖²·‖dy‖², plus ‖dy‖² where there is a bias; in float64, in which no product vanishes."""
+    """squares[record] = ‖dy ⊗ x‖² = ‖x‖²·‖dy‖², plus ‖dy‖² where there is a bias; in float64: none vanishes."""
     record = tl.program_id(0).to(tl.int64)
     seen = tl.zeros((BLOCK,), dtype=tl.float64)
     for start in range(0, WIDE, BLOCK):

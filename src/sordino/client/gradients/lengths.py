@@ -44,7 +44,7 @@ def limits(squares: Tensor, excess: Tensor | None, entries: int) -> Tensor:
 def squared_norms(values: Tensor) -> Tensor:
     """‖values_j‖² of ``[n, …]`` in float64, without a temporary of that size: short float32 sums, then float64 ones."""
     if values.dtype == torch.float64:
-        return values.square().flatten(1).sum(1)
+        return torch.sum(values.square().flatten(1), 1)
     if not values.is_contiguous():
         values = values.contiguous()
     flat = values.view(len(values), -1)
@@ -54,7 +54,7 @@ def squared_norms(values: Tensor) -> Tensor:
         parts.append(torch.linalg.vector_norm(flat[:, :whole].unflatten(1, (-1, BLOCK)), dim=-1))
     if whole < flat.shape[1]:
         parts.append(torch.linalg.vector_norm(flat[:, whole:], dim=-1, keepdim=True))
-    found = [one.double().square_().sum(1) for one in parts]
+    found = [torch.sum(one.double().square_(), 1) for one in parts]
     return found[0] if len(found) == 1 else found[0].add_(found[1])
 
 
