@@ -371,7 +371,8 @@ def compare_messages(tape: Tape, one: list[tuple[str, bytes, bytes]], two: list[
         where = f"{name} on {request.kind!r} of round {request.facts.get('round', '-')}"
         for kind, old, new in (("request", request, wire.unpack(asked2)), ("reply", reply, wire.unpack(got2))):
             if old.kind != new.kind:
-                tape.say("message", f"{where}: the {kind} is {new.kind!r} {dict(new.facts)}, was {old.kind!r}")
+                said = [f"{one.kind!r} {dict(one.facts)}" for one in (new, old)]
+                tape.say("message", f"{where}: the {kind} is {said[0]}, was {said[1]}")
                 continue
             for words in differences(dict(old.facts), dict(new.facts)):
                 tape.say("message", f"{where}: in the {kind}, {words}")
