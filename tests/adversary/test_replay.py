@@ -18,9 +18,9 @@ PRIVATE = [name for name in methods.names() if methods.get(name).private]
 DEPLOYABLE = [name for name in PRIVATE if name != "optimum"]
 
 WAYS = {
-    "poisson zero-out": ("zero-out", {"rate": 0.5}),
-    "poisson replace-one": ("replace-one", {"rate": 0.5}),
-    "fixed replace-one": ("replace-one", {"rate": 0.5, "sampling": "fixed"}),
+    "poisson zero-out": ("zero-out", {"rate": 0.9}),
+    "poisson replace-one": ("replace-one", {"rate": 0.9}),
+    "fixed replace-one": ("replace-one", {"rate": 0.9, "sampling": "fixed"}),
     "full zero-out": ("zero-out", {"sampling": "full"}),
     "full replace-one": ("replace-one", {"sampling": "full"}),
 }
