@@ -134,7 +134,7 @@ class Tape:
         if self.place is not None and not self.lost and self.place < len(self.entries):
             self.say("events", f"the run ended before {self.entries[self.place][1]}")
 
-    # The one place that knows how the gate is built.
+    # The one place that knows how the gate is built. ``more`` is the lattice of an exact release.
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -164,7 +164,7 @@ class Tape:
                 return done
             for words in differences(known[1], bound):
                 self.say("bound", f"{where}: {words}")
-            self._moves(permit, part, where, known[0], before, known[1], getattr(gate, "lattice", None))
+            self._moves(permit, part, where, known[0], before, known[1], next((one.step for one in more if one is not None), None))
             again = seal(gate, permit, part, step, known[0].clone(), known[1], *more)
             if not alike(again.value, known[2]):
                 self.say("release", f"{where}: from the same sum came another release (divisor, or noise)")
@@ -227,7 +227,7 @@ class Tape:
         for row, (turn, move) in enumerate(zip(permit.turns, moves)):
             allowed = most(permit, row, part, bound, one.shape[1], lattice)
             if turn.client not in self.changed:  # nobody's record moves somebody else's sum, but for rounding
-                allowed *= ROUNDING
+                allowed = allowed * ROUNDING if lattice is None else 0.0
             else:
                 self.moved = max(self.moved, move / allowed)
             if not move <= allowed:
