@@ -164,7 +164,15 @@ class Tape:
                 return done
             for words in differences(known[1], bound):
                 self.say("bound", f"{where}: {words}")
-            self._moves(permit, part, where, known[0], before, known[1], next((one.step for one in more if one is not None), None))
+            self._moves(
+                permit,
+                part,
+                where,
+                known[0],
+                before,
+                known[1],
+                next((one.step for one in more if one is not None), None),
+            )
             again = seal(gate, permit, part, step, known[0].clone(), known[1], *more)
             if not alike(again.value, known[2]):
                 self.say("release", f"{where}: from the same sum came another release (divisor, or noise)")

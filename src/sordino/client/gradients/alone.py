@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from sordino.client.gradients.apart import Backward, Maker, Space, stages_of
+from sordino.client.gradients.apart import Backward, Maker, Space, Unserved, stages_of
 from sordino.client.gradients.layout import dimension_of, layout_of, load
 from sordino.client.gradients.losses import Loss
 
@@ -71,9 +71,19 @@ class Alone:
     def under(self, weights: Tensor, gradients: bool = True) -> Grade:
         """What grades records under these weights, ``[d]``; or gives their losses only."""
         flat = weights.detach().clone()
-        if self._stages is not None and flat.dtype is torch.float32:
-            return self._apart(self._stages, flat, gradients)
-        return self._singly(flat, gradients)
+        singly = self._singly(flat, gradients)
+        if self._stages is None or flat.dtype is not torch.float32:
+            return singly
+        apart = self._apart(self._stages, flat, gradients)
+
+        def grade(x: Tensor, y: Tensor) -> list[Single | None]:
+            try:
+                return apart(x, y) if self._stages is not None else singly(x, y)
+            except Unserved:
+                self._stages = None
+                return singly(x, y)
+
+        return grade
 
     def _singly(self, flat: Tensor, gradients: bool) -> Grade:
         ticket = object()

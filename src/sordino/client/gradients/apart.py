@@ -31,6 +31,10 @@ LINE = 16
 """Floats in 64 bytes: every record's part of a buffer begins on such a boundary."""
 
 
+class Unserved(Exception):
+    """Records of this shape (which is public) are not served here."""
+
+
 class Space:
     """A thread's buffers, used again for every block: fresh ones would be paged in each time."""
 
@@ -172,6 +176,8 @@ class Product:
 
     def forward(self, x: Tensor, space: Space) -> tuple[Tensor, Backward]:
         """x Wᵀ + b."""
+        if x.dim() != 2:
+            raise Unserved
         seen = space.in_lanes(f"{self.name}/seen", x)
         out = space.lanes(f"{self.name}/out", len(x), (self.matrix.shape[0],))
         for one, target in zip(seen, out):
