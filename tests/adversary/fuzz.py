@@ -89,7 +89,7 @@ def case(name: str, seed: int) -> Case:
 
 
 def _spoil(parameter: Tensor, random: np.random.Generator) -> None:
-    kind = random.integers(0, 6)
+    kind = random.integers(0, 7)
     if kind == 1:
         parameter *= float(10.0 ** random.uniform(-38, 38))
     elif kind == 2:  # half of the units against the other half
@@ -100,5 +100,8 @@ def _spoil(parameter: Tensor, random: np.random.Generator) -> None:
         parameter.fill_(float(random.choice([0.0, -1e10, 1e10, 1e-20, -3e38])))
     elif kind == 4:
         parameter *= float(10.0 ** random.uniform(-12, 12))
+    elif kind == 6:  # neighbours against each other: gradients that cancel over positions
+        signs = torch.tensor([1.0, -1.0]).repeat(parameter[0].numel() // 2 + 1)[: parameter[0].numel()]
+        parameter.copy_((parameter * 1e-6 + signs.view_as(parameter[0])) * float(10.0 ** random.uniform(0, 12)))
     elif kind == 5 and random.random() < 0.1:
         parameter.view(-1)[0] = float(random.choice([np.inf, np.nan]))

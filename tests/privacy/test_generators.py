@@ -38,10 +38,21 @@ def test_noise_does_not_depend_on_chunking_bit_for_bit():
     assert torch.equal(whole, torch.cat(parts))
 
 
-@pytest.mark.parametrize("source", [Keyed("k"), Secret()], ids=["keyed", "secret"])
-def test_long_rows_are_standard_normal_within_and_across_their_blocks(source):
-    width = 2 * BLOCK + 5000
-    out = source.normal([Turn("a", 1), Turn("b", 1)], "gradient", 0, torch.empty(2, width)).numpy()
+def _float_rows(width):
+    return Keyed("k").normal([Turn("a", 1), Turn("b", 1)], "gradient", 0, torch.empty(2, width)).numpy()
+
+
+def _exact_rows(source):
+    return lambda width: np.stack(
+        [source.rounded(Turn(name, 1), "gradient", 0, width, 1e7).numpy() / 1e7 for name in "ab"]
+    )
+
+
+@pytest.mark.parametrize(
+    "rows", [_float_rows, _exact_rows(Keyed("k")), _exact_rows(Secret())], ids=["keyed", "keyed exact", "secret"]
+)
+def test_long_rows_are_standard_normal_within_and_across_their_blocks(rows):
+    out = rows(2 * BLOCK + 5000)
     for row in out:
         blocks = [row[:BLOCK], row[BLOCK : 2 * BLOCK], row[2 * BLOCK :]]
         assert all(stats.kstest(block, "norm").pvalue > 1e-4 for block in blocks)
@@ -161,8 +172,7 @@ def test_poisson_draws_have_the_right_rate_at_both_ends(rate):
 
 def test_secret_noise_never_repeats_and_is_never_stored():
     first, second = Secret(), Secret()
-    turn = [Turn("a", 1)]
-    values = [s.normal(turn, "gradient", 0, torch.empty(1, 16)).clone() for s in (first, first, second)]
+    values = [s.rounded(Turn("a", 1), "gradient", 0, 16, 1e6) for s in (first, first, second)]
     assert not any(torch.equal(a, b) for a, b in itertools.combinations(values, 2))
     with pytest.raises(SordinoError, match="never"):
         pickle.dumps(first)
@@ -172,9 +182,16 @@ def test_a_forked_child_does_not_repeat_its_parents_noise():
     source = Secret()
     reader, writer = os.pipe()
     if os.fork() == 0:
-        os.write(writer, source.normal([Turn("a", 1)], "g", 0, torch.empty(1, 8)).numpy().tobytes())
+        drawn = source.batches(Turn("a", 1), "g", Sampling.poisson(0.5), 200, 1)
+        os.write(writer, source.rounded(Turn("a", 1), "g", 0, 8, 1e6).numpy().tobytes() + drawn[0].tobytes())
         os._exit(0)
     os.wait()
-    child = np.frombuffer(os.read(reader, 32), dtype=np.float32)
-    parent = source.normal([Turn("a", 1)], "g", 0, torch.empty(1, 8))[0].numpy()
-    assert not np.array_equal(child, parent)
+    child = os.read(reader, 1 << 16)
+    parent = source.rounded(Turn("a", 1), "g", 0, 8, 1e6).numpy().tobytes()
+    assert child[: len(parent)] != parent
+    assert child[len(parent) :] != source.batches(Turn("a", 1), "g", Sampling.poisson(0.5), 200, 1)[0].tobytes()
+
+
+def test_a_site_has_no_floating_point_noise():
+    with pytest.raises(SordinoError, match="exact"):
+        Secret().normal([Turn("a", 1)], "gradient", 0, torch.empty(1, 8))

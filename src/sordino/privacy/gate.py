@@ -27,6 +27,9 @@ from sordino.privacy.types import _SEAL, Adjacency, Event, Release, Sampling, jo
 LARGEST_FACTOR = 1e6
 """What a clipping rule may multiply a record by. A tiny gradient times a huge factor would rest on its last bits."""
 
+TINY = 1.2e-38
+"""The smallest float32 that has all its digits."""
+
 log = logging.getLogger("sordino.gate")
 
 HASHED = 1 << 22
@@ -163,7 +166,8 @@ def bounded(factors: Tensor, norms: Tensor, bound: Tensor | float) -> Tensor:
     size = torch.where(factors.abs() < math.inf, kept.abs() * wide, math.inf)
     # A bound that is not a number lets nothing through unbounded: it spoils the sum, which is seen.
     scale = torch.where(size <= limit, 1.0, limit / size)
-    return torch.where(size < math.inf, kept * scale, 0.0).to(factors.dtype)
+    found = torch.where(size < math.inf, kept * scale, 0.0).to(factors.dtype)
+    return torch.where(found.abs() < TINY, 0.0, found)  # below that float32 rounds by more than a last digit
 
 
 class Gate:

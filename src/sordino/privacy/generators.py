@@ -2,7 +2,8 @@
 
 Two sources with one face. ``Keyed``: simulation; every stream is keyed by (run, client, round, copy, what, step,
 sampling | noise), so no two draws collide, draws do not depend on how rows are chunked, and a resumed run repeats them.
-``Secret``: a site; ChaCha20 keyed by the operating system, never seeded by a study, never written to disk.
+``Secret``: a site; noise from the operating system's generator, batches from ChaCha20 keyed by it, never seeded by a
+study, never written to disk.
 """
 
 from __future__ import annotations
@@ -271,7 +272,7 @@ def _chacha() -> np.random.Generator:
 
 
 class Secret:
-    """Cryptographic randomness for a site: ChaCha20 streams whose keys never leave the process."""
+    """Cryptographic randomness for a site, which nobody can redo."""
 
     simulated = False
 
@@ -291,12 +292,9 @@ class Secret:
         """``count`` batches that nobody can redo."""
         return draw(self._own(), sampling, records, count)
 
-    def normal(self, turns: list[Turn], what: str, step: int, out: Tensor, scale: Tensor | None = None) -> Tensor:
-        """Standard normals that nobody can redo. The blocks of a long row have freshly keyed streams of their own."""
-        if out.shape[1] > BLOCK:
-            return _pour(out, lambda row, block: _chacha(), scale)
-        own = self._own()
-        return _pour(out, lambda row, block: own, scale)
+    def normal(self, turns: list[Turn], what: str, step: int, out: Tensor, scale: Tensor | None = None) -> NoReturn:
+        """Never: floating-point noise lies on a grid that shows through a sum."""
+        raise SordinoError("a site's noise is exact: its records are taken one by one, and its sums lie on a lattice")
 
     def rounded(self, turn: Turn, what: str, step: int, width: int, deviation: float) -> Tensor:
         """Exact noise straight from the operating system's generator."""
