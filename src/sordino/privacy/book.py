@@ -309,6 +309,19 @@ def _top_up(book: Book, e: Entry, body: dict[str, Any]) -> None:
     book.accounts[old.client] = replace(old, budget=raised, top_ups=(*old.top_ups, note))
 
 
+def _restate(book: Book, e: Entry, body: dict[str, Any]) -> None:
+    """The account and all its releases under another name of the same neighbours (add-remove is zero-out)."""
+    adjacency, old = Adjacency.parse(body["adjacency"]), book.accounts[str(e.client)]
+    budgets = {"budget": replace(old.budget, adjacency=adjacency), "opened": replace(old.opened, adjacency=adjacency)}
+    book.accounts[old.client] = replace(old, **budgets)
+    if old.client in book.blocks:
+        block = book.blocks[old.client]
+        book.blocks[old.client] = replace(block, budget=replace(block.budget, adjacency=adjacency))
+    for standing in book.standings.get(old.client, {}).values():
+        turn = tuple(replace(event, adjacency=adjacency) for event in standing.plan.turn)
+        standing.plan = replace(standing.plan, turn=turn)
+
+
 def _not_private(book: Book, e: Entry, body: dict[str, Any]) -> None:
     old = book.accounts[str(e.client)]
     book.accounts[old.client] = replace(old, not_private=(*old.not_private, body["reason"]))
@@ -342,6 +355,7 @@ _KINDS: dict[str, Callable[[Book, Entry, dict[str, Any]], None]] = {
     "top-up": _top_up,
     "not-private": _not_private,
     "bound": _bind,
+    "restated": _restate,
     "unprotected": _unprotected,
     "stored": _nothing,
     "forgotten": _nothing,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
@@ -32,7 +33,7 @@ from sordino.privacy.book import (
 from sordino.privacy.charging import draft_charges
 from sordino.privacy.ledger_file import LedgerFile
 from sordino.privacy.planning import caps, filter_order, payable
-from sordino.privacy.types import Adjacency, Budget, Event
+from sordino.privacy.types import Adjacency, Budget, Event, check_promised
 
 __all__ = ["Account", "Charge", "Ledger", "Plan", "Receipt", "Standing", "TopUp"]
 
@@ -115,10 +116,12 @@ class Ledger:
             for client, budget in budgets.items():
                 check_names(client=client)
                 known = self._file.book.accounts.get(client)
-                if known is not None:
+                if known is not None and _restated(known, budget):
+                    draft.add("restated", {"adjacency": str(budget.adjacency)}, client=client)
+                elif known is not None:
                     _check_same(known, budget, accountant, simulated, composition)
                 else:
-                    check_public_count(budget)
+                    check_promised(budget.adjacency)
                     binding.check_free(self._file.book, client, simulated)
                     body = account_body(budget, accountant, simulated, composition or "declared")
                     draft.add("account", body, client=client)
@@ -273,6 +276,12 @@ class Ledger:
             for e in one.plan.turn
         }
 
+    def charges(self, client: str, run: str, what: str) -> int:
+        """How many charges of ``what`` there were in a run, repeated ones included, whatever each counted."""
+        self._file.refresh()
+        standing = self._file.book.standing(client, run)
+        return 0 if standing is None else standing.charges.get(what, 0)
+
     def spent(self, client: str) -> list[Event]:
         """Everything that was ever charged to the client, one event for each run and kind of release."""
         self.account(client)
@@ -357,13 +366,10 @@ class Ledger:
         self._file.verify()
 
 
-def check_public_count(budget: Budget) -> None:
-    """Refuse to promise that nobody learns whether a record is there while the number of records is published."""
-    if budget.adjacency is Adjacency.ADD_REMOVE:
-        raise BadInput(
-            "a budget under add-remove cannot be promised: the number of records is public in a federation (R1), and it "
-            "tells apart data sets that differ by one record; use adjacency 'zero-out', which needs the same noise"
-        )
+def _restated(account: Account, budget: Budget) -> bool:
+    """Whether an old budget under add-remove is now stated as zero-out: the same pairs, the same noise, the same ε."""
+    old = account.opened.adjacency is Adjacency.ADD_REMOVE and budget.adjacency is Adjacency.ZERO_OUT
+    return old and budget in [replace(b, adjacency=Adjacency.ZERO_OUT) for b in (account.opened, account.budget)]
 
 
 def _check_same(
