@@ -7,8 +7,10 @@ from torch import nn
 
 from sordino.client import gradients
 from sordino.errors import BadInput
+from sordino.models import isolated
 
 
+@isolated
 class Scaled(nn.Module):
     """A parameter of the module's own, which no rule knows."""
 
@@ -21,6 +23,7 @@ class Scaled(nn.Module):
         return self.out(x * self.scale)
 
 
+@isolated
 class Twice(nn.Module):
     """One layer run twice in a pass."""
 
@@ -33,6 +36,7 @@ class Twice(nn.Module):
         return self.out(torch.tanh(self.inner(torch.tanh(self.inner(x)))))
 
 
+@isolated
 class PastTheLayer(nn.Module):
     """Reads a layer's weight without calling the layer, as weight penalties and tied decoders do."""
 
@@ -57,7 +61,12 @@ class Mixing(nn.Module):
 
 @pytest.mark.parametrize(
     ("factory", "reason"),
-    [(Scaled, "no fast rule"), (Twice, "runs 2 times"), (PastTheLayer, "differ"), (Mixing, "differ")],
+    [
+        (Scaled, "no fast rule"),
+        (Twice, "runs 2 times"),
+        (PastTheLayer, "differ"),
+        (Mixing, "not known to treat records one by one"),
+    ],
 )
 def test_a_model_the_fast_engine_cannot_serve_goes_to_the_exact_one_with_a_reason(factory, reason):
     torch.manual_seed(0)

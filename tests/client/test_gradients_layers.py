@@ -9,6 +9,7 @@ from sordino.client import gradients
 from sordino.client.gradients.fast import Fast
 from sordino.client.gradients.losses import loss_by_name
 from sordino.client.gradients.norms import order_of
+from sordino.models import isolated
 
 
 def head(features, classes=3):
@@ -23,6 +24,7 @@ def partly_frozen():
     return model
 
 
+@isolated
 class Residual(nn.Module):
     """Forward code of its own: a branch, a skip connection, a functional call, a layer that is never used."""
 
@@ -40,6 +42,7 @@ class Residual(nn.Module):
         return self.out(h.mean((2, 3)))
 
 
+@isolated
 class Overwriting(nn.Module):
     """Activations written over their inputs, as much published code does."""
 
@@ -58,6 +61,7 @@ class Overwriting(nn.Module):
         return self.out(self.act(skipped).mean((2, 3)))
 
 
+@isolated
 class Tokens(nn.Module):
     def __init__(self, padding=None):
         super().__init__()

@@ -175,21 +175,29 @@ def test_records_that_cannot_be_encoded_are_named_or_kept_as_null_rows(tmp_path,
 
 
 def test_files_as_spreadsheets_write_them(tmp_path):
-    """A byte order mark, blanks around cells, semicolons, quoted line breaks, empty last lines, unnamed columns."""
-    text = '\ufeffoutcome; age ;remark;income;sex\nyes; 50;"two\nlines";9;f\n"no";25; x ;NA; m\n\n'
+    """A byte order mark, blanks around cells, semicolons, quotes in cells, empty last lines, unnamed columns."""
+    text = '\ufeffoutcome; age ;remark;income;sex\r\nyes; 50;"a ""b""; c";9;f\r\n"no";25; x"y ;NA; m\r\n\r\n'
     (tmp_path / "a.csv").write_text(text, encoding="utf-8")
     federation = from_folder(tmp_path, {**SCHEMA, "delimiter": ";"}, test=0.0)
     assert federation.x == pytest.approx(np.array([by_hand(50, 9, "f"), by_hand(25, None, "m")]), abs=1e-6)
     assert federation.y.tolist() == [1, 0]
 
 
-def test_line_breaks_in_cells_do_not_split_records_of_a_large_file(tmp_path):
-    rows = "".join(f'yes,{k % 100},"a\nb\nc, {"x" * 20}"\n' for k in range(60_000))
+def test_a_line_break_in_a_cell_is_refused_in_words(tmp_path):
+    (tmp_path / "a.csv").write_text('outcome,age,remark\nyes,1,x\nno,2,"a\nb"\n', encoding="utf-8")
+    schema = {"target": "outcome", "classes": ["no", "yes"], "numeric": {"age": [0, 100]}}
+    with pytest.raises(BadInput, match=r"row 2: a quote is not closed .* cannot hold a line break"):
+        from_folder(tmp_path, schema)
+    assert from_folder(tmp_path, schema, test=0.0, invalid="null").valid.tolist() == [True, False, False]
+
+
+def test_a_large_file_is_read_in_pieces_in_its_order(tmp_path):
+    rows = "".join(f'yes,{k % 100},"a, {"x" * 20}"\n' for k in range(140_000))
     (tmp_path / "a.csv").write_text("outcome,age,remark\n" + rows, encoding="utf-8")
     schema = {"target": "outcome", "classes": ["no", "yes"], "numeric": {"age": [0, 100]}}
     federation = from_folder(tmp_path, schema, test=0.0)
-    assert federation.sizes.tolist() == [60_000]
-    assert federation.x[99, 0] == pytest.approx(0.99)
+    assert federation.sizes.tolist() == [140_000]
+    assert federation.x[:, 0] == pytest.approx(np.arange(140_000) % 100 / 100)
 
 
 def test_the_seed_governs_which_records_a_natural_client_tests_on():

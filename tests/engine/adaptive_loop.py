@@ -42,7 +42,7 @@ def adaptdp(model, clients, plan, key, rounds, *, tau, floor, ball, reach=None, 
                 min(float(g.norm()) ** 2, asked**2) for g in record_gradients(model, *records_of(clients, i, batch))
             )
             sigma = terms.noise("squared-norm") * one.budget.adjacency.sensitivity / expected
-            noise = float(source.normal([turn], "squared-norm", 0, torch.empty(1, 1)))
+            noise = float(source.normal([turn], "squared-norm/squared-norm", 0, torch.empty(1, 1)))
             mean += (total / expected + sigma * asked**2 * noise) / count
             variance += sigma**2 / count
         nu = math.sqrt(2 * variance / count) * asked**2 * math.sqrt(math.log(2 * count * rounds / chance))
@@ -58,7 +58,7 @@ def adaptdp(model, clients, plan, key, rounds, *, tau, floor, ball, reach=None, 
                 total = torch.zeros_like(start)
                 for g in record_gradients(local, *records_of(clients, i, batch)):
                     total += min(1.0, radius / float(g.norm())) * g
-                noise = source.normal([turn], "gradient", step, torch.empty(1, len(total)))[0].double()
+                noise = source.normal([turn], "gradient/gradient", step, torch.empty(1, len(total)))[0].double()
                 total += one.noise * one.budget.adjacency.sensitivity * radius * noise
                 vector_to_parameters(here - lr * total / (terms.sampling.rate * one.records), local.parameters())
             ended += float(shares[i]) * parameters_to_vector(local.parameters()).detach()

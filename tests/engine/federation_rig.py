@@ -64,8 +64,8 @@ class Simulated:
 
 
 def simulated(clients: Federation, study: dict[str, Any], folder: Path) -> Simulated:
-    """Run a study as a simulation."""
-    read = make_study(study)
+    """Run a study as a simulation, with the noise and the sums of a site."""
+    read = make_study({**study, "training": {**study["training"], "exact_noise": True}})
     arguments = read.arguments()
     done = sd.train(clients, method=read.chosen_method(), out=folder, **arguments)
     model, seed, options = arguments.pop("model"), arguments.pop("seed"), arguments.pop("model_options")

@@ -33,8 +33,8 @@ class Fixture:
     def batches(self, *args):
         return self._source().batches(*args)
 
-    def normal(self, *args):
-        return self._source().normal(*args)
+    def rounded(self, *args):
+        return self._source().rounded(*args)
 
 
 def tap(folder: Path) -> None:

@@ -53,7 +53,8 @@ class Plain:
                 f *= self.clip / size
             total += f * g
         if self.private:
-            noise = self.source.normal([self.turn(i, number)], "gradient", step, torch.empty(1, len(w)))[0].double()
+            key = f"{terms.what}/gradient"
+            noise = self.source.normal([self.turn(i, number)], key, step, torch.empty(1, len(w)))[0].double()
             total += terms.noise("gradient") * self.clip * noise
         return total / terms.divisor
 
@@ -64,7 +65,7 @@ class Plain:
             total += (
                 terms.noise("loss")
                 * bound
-                * self.source.normal([self.turn(i, number)], "loss", step, torch.empty(1, 1)).item()
+                * self.source.normal([self.turn(i, number)], f"{terms.what}/loss", step, torch.empty(1, 1)).item()
             )
         return total / terms.divisor
 

@@ -37,7 +37,7 @@ def dp_fedavg(model, clients, plan, key, rounds):
                 where = clients.train[i][batch]
                 x, y = torch.from_numpy(clients.x[where]).double(), torch.from_numpy(clients.y[where])
                 total = clipped_sum(local, x, y, plan.training.clip)
-                noise = source.normal([turn], "gradient", step, torch.empty(1, len(total)))[0].double()
+                noise = source.normal([turn], "gradient/gradient", step, torch.empty(1, len(total)))[0].double()
                 gradient = (total + one.noise * plan.training.clip * noise) / (terms.sampling.rate * one.records)
                 weights = torch.nn.utils.parameters_to_vector(local.parameters()).detach()
                 torch.nn.utils.vector_to_parameters(weights - plan.training.lr * gradient, local.parameters())

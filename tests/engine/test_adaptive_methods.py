@@ -91,9 +91,9 @@ def test_the_radius_stays_in_its_limits_under_extreme_draws(digits, monkeypatch,
     honest = Keyed.normal
 
     def forced(self, turns, what, step, out, scale):
-        return (
-            out.add_(sigmas * scale[:, None]) if what == "squared-norm" else honest(self, turns, what, step, out, scale)
-        )
+        if what == "squared-norm/squared-norm":
+            return out.add_(sigmas * scale[:, None])
+        return honest(self, turns, what, step, out, scale)
 
     monkeypatch.setattr(Keyed, "normal", forced)
     done = sd.train(digits, "logistic", "adaptdp", rounds=3, **SETTINGS)

@@ -63,6 +63,20 @@ def reason(reply: bytes) -> str:
     return str(packet.facts["reason"])
 
 
+def test_a_fixed_batch_that_is_not_a_whole_number_of_records_is_refused_by_a_site(tmp_path: Path):
+    """Rounding up would draw more than is charged: 1.5 of 100 records as 2."""
+    clients = five_clients((4.0, 8.0)).with_budgets([4.0, 8.0], 1e-5, adjacency="replace-one")
+    study = table("dp-fedavg", clients, rounds=2, sampling="fixed", batch=10)
+    study["budgets"] = {"adjacency": "replace-one"}
+    with Rig(tmp_path, clients, study) as made:
+        made.server = made.coordinator()
+        assert unpack(first(made).handle(turn(made))).kind == wire.UPLOAD
+        offer = offer_of(made.server.course.plan.clients[0])
+        records = len(clients.train[0])
+        terms = offer["terms"] | {"sampling": ["fixed", 1.5 / records], "divisor": 1.5}
+        assert "whole number of records" in reason(first(made).handle(turn(made, offer=offer | {"terms": terms})))
+
+
 def test_a_packet_comes_out_as_it_went_in_and_equal_packets_are_equal_bytes():
     tensors = {"b": torch.randn(3), "a": torch.randn(2, 2)}
     packet = Packet("turn", {"z": 1, "a": float("inf"), "list": [1.5, "ε"]}, tensors)
@@ -115,10 +129,10 @@ def test_the_same_round_with_other_weights_is_a_new_draw_and_a_new_charge(rig: R
 def test_a_failure_on_records_is_charged_and_told_as_unavailable(rig: Rig, monkeypatch: pytest.MonkeyPatch):
     site = first(rig)
 
-    def broken(self, where):
+    def broken(*_):
         raise ValueError("record 17 has diagnosis 'flu'")
 
-    monkeypatch.setattr(type(site.records), "at", broken)
+    monkeypatch.setattr("sordino.engine.federation.site.take_turn", broken)
     reply = site.handle(turn(rig))
     assert unpack(reply) == Packet(wire.UNAVAILABLE)
     assert b"flu" not in reply
@@ -126,6 +140,18 @@ def test_a_failure_on_records_is_charged_and_told_as_unavailable(rig: Rig, monke
     monkeypatch.undo()
     assert unpack(site.handle(turn(rig))).kind == wire.UPLOAD
     assert used(rig) == 2 * STEPS["steps"], "nothing was stored, so a new draw is a new charge"
+
+
+def test_records_that_raise_add_nothing_and_the_release_goes_out_all_the_same(rig: Rig, monkeypatch):
+    site = first(rig)
+
+    def broken(self, where):
+        raise ValueError("record 17 has diagnosis 'flu'")
+
+    monkeypatch.setattr(type(site.records), "at", broken)
+    reply = site.handle(turn(rig))
+    assert unpack(reply).kind == wire.UPLOAD
+    assert b"flu" not in reply
 
 
 def test_a_site_draws_from_its_own_secret_generator(rig: Rig, tmp_path: Path):

@@ -168,6 +168,23 @@ def test_parts_of_one_batch_are_one_event_and_each_gets_its_own_noise(tmp_path):
     assert out["loss"].value.shape == (1, 1)
 
 
+def test_two_events_of_one_turn_draw_different_noise_for_a_part_of_the_same_name(tmp_path):
+    """A loss beside the gradient and a loss asked for on its own, in one turn: two sums, two noises."""
+    beside = Terms(Sampling.poisson(0.05), (("gradient", 2.0), ("loss", 2.0)), count=1, divisor=4.0)
+    alone = Terms(Sampling.poisson(0.05), (("loss", 2.0),), count=1, divisor=4.0)
+    with Ledger(tmp_path / "l.db") as ledger:
+        ledger.open_account("a", Budget(5.0, 1e-5), simulated=True)
+        ledger.declare([Plan("a", "run", (beside.event, alone.event), 1)])
+        gate = Gate(ledger, Keyed("k"), "run")
+        both = gate.grant([Turn("a", 1)] * 2, [beside, alone], "r")
+        out = [
+            gate.release(both.split([row]), 0, [], {"loss": torch.ones(1)}, 1)["loss"].value.item() for row in (0, 1)
+        ]
+        assert out[0] != out[1]
+        with pytest.raises(SordinoError, match=r"gradient\+loss and loss is split"):
+            gate.release(both, 0, [], {"loss": torch.ones(2)}, 1)
+
+
 def test_a_fingerprint_tells_every_part_of_a_request_and_not_the_number_of_threads():
     weights = torch.randn(3_000_000, generator=torch.Generator().manual_seed(0))
     other = weights.clone()

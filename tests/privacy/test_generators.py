@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy import stats
 
-from sordino.errors import SordinoError
+from sordino.errors import BadInput, SordinoError
 from sordino.privacy.generators import BLOCK, Keyed, Secret, Turn, draw
 from sordino.privacy.types import Sampling
 
@@ -119,6 +119,27 @@ def test_fixed_draws_have_the_exact_size_without_repeats_and_cover_evenly():
     assert all(len(set(b.tolist())) == 7 for b in batches)
     counts = np.bincount(np.concatenate(batches), minlength=20)
     assert stats.chisquare(counts).pvalue > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("rate", "records", "size"), [(0.015, 100, 1), (0.019999, 100, 1), (0.02, 100, 2), (0.99, 10, 9)]
+)
+def test_fixed_draws_never_have_more_records_than_their_rate_paid_for(rate, records, size):
+    drawn = draw(np.random.default_rng(0), Sampling("fixed", rate), records, 3)
+    assert [len(one) for one in drawn] == [size] * 3
+    assert size <= rate * records + 1e-9
+
+
+def test_a_rate_that_came_from_whole_numbers_gives_them_back_and_any_other_is_refused():
+    for records in range(1, 400):
+        for batch in range(1, records + 1):
+            sampling = Sampling.fixed(batch, records)
+            assert sampling.size(records) == batch
+            sampling.check_whole(records)
+    for rate, records in ((0.015, 100), (0.001, 100), (1 / 3, 100)):
+        with pytest.raises(BadInput, match="whole number of records"):
+            Sampling("fixed", rate).check_whole(records)
+    Sampling.poisson(0.015).check_whole(100)
 
 
 def test_full_draws_are_everything():

@@ -5,7 +5,8 @@ sample → per-record gradients → factors → gate (bound, noise, divide) → 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -13,10 +14,11 @@ from torch import Tensor
 
 from sordino.client.ask import Question, scalar_piece
 from sordino.client.clip import Clip, Public, per_record, per_row
-from sordino.client.gradients import Engine, Graded
+from sordino.client.gradients import Alone, Engine, Graded
 from sordino.client.local import Local
 from sordino.client.rows import Rows
-from sordino.privacy.gate import Gate, Permit, Piece
+from sordino.errors import SordinoError
+from sordino.privacy.gate import Gate, OneByOne, Permit, Piece, Term
 from sordino.privacy.types import NotReleased, Release, derive
 
 
@@ -27,6 +29,7 @@ class Work:
     ``also``: questions answered from every step's own batch, beside the gradient.
     ``stack``: compute many rows with different weights at once (GPU); otherwise such rows come one at a time.
     ``most``: records per piece, so that a large draw is cut up and never truncated.
+    ``alone``: take one record at a time and release exact sums, as a site does; rows then come one at a time.
     """
 
     engine: Engine
@@ -35,6 +38,7 @@ class Work:
     also: tuple[Question, ...] = ()
     stack: bool = False
     most: int = 4096
+    alone: Alone | None = None
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,8 @@ def take_turn(
     carried = derive("weights", lambda w, s: (w.expand(count, width).clone(), s), start, state)
     answers: dict[str, list[Release]] = {one.what: [] for one in work.also}
     for step in range(rows.steps):
-        pieces = _pieces(work, rows, step, carried.value[0], public)
+        batch = _singles if work.alone is not None and gate.private else _pieces
+        pieces = batch(work, rows, step, carried.value[0], public)
         released = gate.release(permit, step, pieces, bounds, width)
         beside = [released[what] for what in answers]
         carried = derive(
@@ -91,6 +96,9 @@ def answer(
     params = start.value.expand(len(rows.turns), work.engine.dimension)
     # Weights are equal, so rows need no stack of their own: one flat pass serves them all, on a GPU too.
     alone = replace(work, also=(question,), stack=False)
+    if work.alone is not None and gate.private:
+        batch = _single_answers(alone, rows, params, public)
+        return gate.release(permit, 0, batch, bounds, 1)[question.what]
     pieces = _heard(alone, rows, params, public) if question.of_losses else _pieces(alone, rows, 0, params, public)
     return gate.release(permit, 0, pieces, bounds, 1)[question.what]
 
@@ -111,6 +119,67 @@ def _heard(work: Work, rows: Rows, params: Tensor, public: Public) -> Iterator[M
 def _answers(question: Question, losses: Tensor, public: Public, owner: Tensor | None, rows: int) -> Piece:
     values = torch.where(losses.isfinite(), question.values(losses, losses, public), 0.0)
     return scalar_piece(values, owner, rows, lambda v: v[:, None] if owner is None else v[owner])
+
+
+def _singles(work: Work, rows: Rows, step: int, params: Tensor, public: Public) -> OneByOne:
+    """The step's batch one record at a time: its gradient, and its answers to what is asked of the same batch."""
+    if work.alone is None:
+        raise SordinoError("this work does not take records one at a time")
+    grade, _ = work.alone.under(params[0])
+    read, positions = _reader(rows, step)
+
+    def terms(k: int) -> Mapping[str, Term]:
+        record = read(k)
+        if record is None:
+            return {}
+        loss, gradient = grade(*record)
+        norm = float(torch.linalg.vector_norm(gradient, dtype=torch.float64))
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            return {}
+        losses, norms = gradient.new_tensor([[loss]]), gradient.new_tensor([[norm]])
+        found = {"gradient": Term(gradient, norm, float(work.clip.factors(losses, norms, public)))}
+        if norm > 0:  # a record that teaches nothing answers nothing, as in a simulation
+            found |= {q.what: _said(q, losses, norms, public) for q in work.also}
+        return found
+
+    return OneByOne(positions, terms)
+
+
+def _single_answers(work: Work, rows: Rows, params: Tensor, public: Public) -> OneByOne:
+    """A batch's answers to a question, one record at a time."""
+    if work.alone is None or not work.also[0].of_losses:
+        return _singles(work, rows, 0, params, public)
+    _, loss_of = work.alone.under(params[0])
+    read, positions = _reader(rows, 0)
+    question = work.also[0]
+
+    def terms(k: int) -> Mapping[str, Term]:
+        record = read(k)
+        loss = math.nan if record is None else loss_of(*record)
+        if not math.isfinite(loss):
+            return {}
+        losses = params.new_tensor([[loss]])
+        return {question.what: _said(question, losses, losses, public)}
+
+    return OneByOne(positions, terms)
+
+
+def _said(question: Question, losses: Tensor, norms: Tensor, public: Public) -> Term:
+    value = question.values(losses, norms, public).reshape(1)
+    return Term(value, abs(float(value)), 1.0)
+
+
+def _reader(rows: Rows, step: int) -> tuple[Callable[[int], tuple[Tensor, Tensor] | None], int]:
+    """The only row's batch, record by record (None: a null row), and how many there are."""
+    if len(rows.turns) != 1:
+        raise SordinoError("exact sums are made one row at a time")
+    where = torch.from_numpy(rows.batches[0][step])
+
+    def read(k: int) -> tuple[Tensor, Tensor] | None:
+        x, y, valid = rows.records.at(where[k : k + 1])
+        return None if valid is not None and not bool(valid) else (x[0], y[0])
+
+    return read, len(where)
 
 
 def _pieces(work: Work, rows: Rows, step: int, params: Tensor, public: Public) -> Iterator[Mapping[str, Piece]]:
@@ -134,7 +203,7 @@ def _piece(work: Work, graded: Graded, public: Public, owner: Tensor | None, row
 
     public = public if owner is None else per_record(public, owner, rows)
     factors = work.clip.factors(graded.losses, graded.norms, public)
-    found = {"gradient": Piece(graded.norms, factors, graded.pull, spread)}
+    found = {"gradient": Piece(graded.limits, factors, graded.pull, spread)}
     if work.also:
         usable = (graded.norms > 0) & (graded.norms < torch.inf)  # null and broken records answer nothing
         for one in work.also:

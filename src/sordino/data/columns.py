@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import codecs
+import csv
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.csv
 import pyarrow.parquet
 
 from sordino.errors import BadInput
@@ -19,15 +20,21 @@ from sordino.errors import BadInput
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
+LINES = 1 << 16
+"""Lines of a CSV file that are taken apart at once."""
+
+EMPTY = "it is an empty line"
+"""What is wrong with a line that holds nothing."""
+
 
 @dataclass(frozen=True)
 class Table:
-    """The columns of one file, and the rows (counted from 1) that could not be taken apart into columns at all."""
+    """The columns of one file, and why rows (counted from 1) could not be taken apart into columns at all."""
 
     where: str
     columns: dict[str, Any]
     rows: int
-    broken: tuple[int, ...] = ()
+    broken: Mapping[int, str] = field(default_factory=dict)
 
 
 def read_table(path: Path, wanted: Sequence[str], delimiter: str = ",") -> Table:
@@ -46,43 +53,72 @@ def read_table(path: Path, wanted: Sequence[str], delimiter: str = ",") -> Table
 def read_csv(path: Path, wanted: Sequence[str], delimiter: str, names: Sequence[str] = (), skip: int = 0) -> Table:
     """The wanted columns of a CSV file as text; ``names`` stand in for the header of a file that has none.
 
-    A row with too many or too few cells becomes a row of nulls (without a target, so it can only be a null record) at
-    the end, so that the number of records stays what it was.
+    Guarantees: a line is a record, whatever it holds, and row j depends on line j alone: a quote that is not closed
+    ends with its line and swallows no other. A line that cannot be taken apart is a row of nulls in its place (without
+    a target, so it can only be a null record), so that the number of records stays what it was.
     """
-    broken: list[int] = []
-
-    def note(row: Any) -> str:
-        broken.append(row.number - skip - (0 if names else 1))
-        return "skip"
-
-    header = list(names) or csv_header(path, delimiter)
+    lines = _lines(path)[skip:]
+    header = list(names) or _header(path, lines, delimiter)
     _check_present(path, wanted, header)
-    table = pyarrow.csv.read_csv(
-        path,
-        read_options=pyarrow.csv.ReadOptions(
-            column_names=header, skip_rows=skip + (0 if names else 1), use_threads=False
-        ),
-        parse_options=pyarrow.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True, invalid_row_handler=note),
-        convert_options=pyarrow.csv.ConvertOptions(
-            column_types={name: pa.string() for name in wanted},
-            include_columns=list(wanted),
-            strings_can_be_null=False,
-        ),
-    )
-    blank = pa.nulls(len(broken), pa.string())
-    columns = {name: pa.concat_arrays([_joined(table[name]), blank]) for name in wanted}
-    return Table(path.name, columns, table.num_rows + len(broken), tuple(broken))
+    places = [header.index(name) for name in wanted]
+    records = lines if names else lines[1:]
+    broken: dict[int, str] = {}
+    chunks: list[list[Any]] = [[pa.array([], pa.string())] for _ in wanted]
+    for start in range(0, len(records), LINES):
+        rows: list[Sequence[str | None]] = []
+        for number, line in enumerate(records[start : start + LINES], start + 1):
+            try:
+                rows.append(_cells(line, delimiter, len(header)))
+            except BadInput as error:
+                broken[number] = str(error)
+                rows.append([None] * len(header))
+        for chunk, place in zip(chunks, places):
+            chunk.append(pa.array([row[place] for row in rows], pa.string()))
+    columns = {name: pa.concat_arrays(chunk) for name, chunk in zip(wanted, chunks)}
+    return Table(path.name, columns, len(records), broken)
+
+
+def _lines(path: Path) -> list[bytes]:
+    """The lines of a file, however long or odd; a newline at the end of the file ends the last of them."""
+    lines = path.read_bytes().removeprefix(codecs.BOM_UTF8).split(b"\n")
+    return lines if lines[-1] else lines[:-1]
+
+
+def _cells(line: bytes, delimiter: str, wanted: int) -> list[str]:
+    """The cells of one line; says what is wrong with a line that has none to give."""
+    try:
+        text = line.removesuffix(b"\r").decode("utf-8")
+    except UnicodeDecodeError:
+        raise BadInput("it is not UTF-8 text") from None
+    if not text and wanted > 1:
+        raise BadInput(EMPTY)
+    if '"' not in text:
+        cells = text.split(delimiter)
+    else:
+        try:
+            cells = next(csv.reader([text], delimiter=delimiter, strict=True))
+        except csv.Error:
+            raise BadInput("a quote is not closed where its cell ends (a cell cannot hold a line break)") from None
+    if len(cells) != wanted:
+        raise BadInput(f"it has more or fewer cells ({len(cells)}) than the header ({wanted})")
+    return cells
+
+
+def _header(path: Path, lines: Sequence[bytes], delimiter: str) -> list[str]:
+    if not lines:
+        raise BadInput(f"{path} is empty: a CSV file starts with a line of column names")
+    first = lines[0].removesuffix(b"\r")
+    if b"\r" in first:
+        raise BadInput(f"{path} ends its lines with carriage returns alone: save it with line feeds")
+    try:
+        return [name.strip() for name in next(csv.reader([first.decode("utf-8")], delimiter=delimiter, strict=True))]
+    except (csv.Error, UnicodeDecodeError, StopIteration) as error:
+        raise BadInput(f"{path}: its first line has no column names: {error}") from None
 
 
 def csv_header(path: Path, delimiter: str) -> list[str]:
     """The column names in a CSV file's first line."""
-    import csv
-
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        first = next(csv.reader(file, delimiter=delimiter), None)
-    if first is None:
-        raise BadInput(f"{path} is empty: a CSV file starts with a line of column names")
-    return [name.strip() for name in first]
+    return _header(path, _lines(path), delimiter)
 
 
 def numbers(column: Any, missing: Sequence[str]) -> tuple[Floats, Bools, Bools]:

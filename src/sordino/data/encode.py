@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from sordino.data.columns import Table, absent_words, numbers, positions, word
+from sordino.data.columns import EMPTY, Table, absent_words, numbers, positions, word
 from sordino.data.federation import Features, Targets
 from sordino.data.schema import Schema
 from sordino.errors import BadInput
@@ -59,10 +60,11 @@ def encode_table(table: Table, schema: Schema, invalid: str = "refuse") -> Array
     """
     if not schema.features:
         raise BadInput("data.schema declares no columns: CSV and Parquet files need numeric or categorical columns")
+    if invalid == "refuse":
+        table = _without_empty_end(table)
     if table.broken and invalid == "refuse":
-        raise BadInput(
-            f"{table.where}, row {table.broken[0]}: it has more or fewer cells than the header: correct it, {_OR_NULL}"
-        )
+        row, why = min(table.broken.items())
+        raise BadInput(f"{table.where}, row {row}: {why}: correct it, {_OR_NULL}")
     faults = Faults(table.where, table.rows, invalid)
     x = np.zeros((table.rows, len(schema.features)), dtype=np.float32)
     for k, (name, interval) in enumerate(schema.numeric.items()):
@@ -86,6 +88,15 @@ def encode_table(table: Table, schema: Schema, invalid: str = "refuse") -> Array
     valid = faults.settle()
     x[~valid], y[~valid] = 0, 0
     return x, y, valid
+
+
+def _without_empty_end(table: Table) -> Table:
+    """The table without the empty lines that editors leave at the end of a file; null rows where those are wanted."""
+    rows = table.rows
+    while table.broken.get(rows) == EMPTY:
+        rows -= 1
+    columns = {name: column[:rows] for name, column in table.columns.items()}
+    return replace(table, columns=columns, rows=rows, broken={k: why for k, why in table.broken.items() if k <= rows})
 
 
 def _targets(table: Table, schema: Schema, faults: Faults) -> Targets:

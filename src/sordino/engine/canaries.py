@@ -8,7 +8,7 @@ score is how far the weights moved along it, everything the server sees of it.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -26,8 +26,9 @@ from sordino.engine.simulate import Setup, one_round
 from sordino.errors import BadInput
 from sordino.methods import Method, Population, Training, get, make_plan
 from sordino.methods import Plan as RunPlan
+from sordino.models import isolated
 from sordino.privacy.auditing import Verdict, audit
-from sordino.privacy.gate import Gate, Permit, Piece
+from sordino.privacy.gate import Batch, Gate, Permit
 from sordino.privacy.generators import Keyed
 from sordino.privacy.ledger import Ledger, Plan
 from sordino.privacy.types import Budget, Release
@@ -36,6 +37,7 @@ LARGE = 1e4
 """The canaries' targets: so far away that every gradient is clipped, in every step."""
 
 
+@isolated
 class Lookup(nn.Module):
     """One weight a record: record i's output is w_i, so its gradient is a multiple of e_i."""
 
@@ -142,7 +144,7 @@ class Witness(Gate):
         self.scores: dict[str, float] = {}
 
     def release(
-        self, permit: Permit, step: int, pieces: Iterable[Mapping[str, Piece]], bounds: Mapping[str, Tensor], width: int
+        self, permit: Permit, step: int, pieces: Batch, bounds: Mapping[str, Tensor], width: int
     ) -> dict[str, Release]:
         """Release, and listen."""
         found = super().release(permit, step, pieces, bounds, width)

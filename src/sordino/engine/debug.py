@@ -22,8 +22,10 @@ from sordino.engine.rounds import turns_taken
 from sordino.engine.simulate import Index, Setup, draw_rows, open_round
 from sordino.engine.telling import told
 from sordino.errors import BadInput, SordinoError
-from sordino.privacy.gate import Gate, Permit, Piece, bounded
+from sordino.privacy.gate import Batch, Gate, OneByOne, Permit, Piece, Term, bounded
 from sordino.privacy.generators import Source, Turn
+from sordino.privacy.lattice import Lattice
+from sordino.privacy.threads import one_thread
 from sordino.privacy.types import Release
 
 
@@ -124,20 +126,35 @@ class _Glass(Gate):
         return Permit(list(turns), list(terms))
 
     def release(
-        self, permit: Permit, step: int, pieces: Iterable[Mapping[str, Piece]], bounds: Mapping[str, Tensor], width: int
+        self, permit: Permit, step: int, pieces: Batch, bounds: Mapping[str, Tensor], width: int
     ) -> dict[str, Release]:
         """Release, and look at every piece on its way."""
         self._watch.step = step
         if "gradient" not in bounds:
             return super().release(permit, step, pieces, bounds, width)
+        if isinstance(pieces, OneByOne):
+            with one_thread():  # in their order
+                pieces = OneByOne(pieces.count, self._looked_alone(pieces))
+                return super().release(permit, step, pieces, bounds, width)
         return super().release(permit, step, self._looked(pieces, bounds["gradient"]), bounds, width)
+
+    def _looked_alone(self, batch: OneByOne) -> Callable[[int], Mapping[str, Term]]:
+        def terms(k: int) -> Mapping[str, Term]:
+            found = batch.terms(k)
+            if "gradient" in found:
+                one = found["gradient"]
+                self._watch.see("factors", torch.tensor([one.factor]))
+                self._watch.see("gradients", one.vector[None])
+            return found
+
+        return terms
 
     def _looked(self, pieces: Iterable[Mapping[str, Piece]], bound: Tensor) -> Iterator[Mapping[str, Piece]]:
         watch = self._watch
         for piece in pieces:
             one = piece["gradient"]
             kept = bounded(one.factors, one.norms, one.spread(bound))
-            for name, value in (("norms", one.norms), ("factors", one.factors), ("bounded", kept)):
+            for name, value in (("factors", one.factors), ("bounded", kept)):
                 watch.see(name, value.flatten())
             if watch.step == watch.wanted:
                 watch.stage = "gradients of single records"
@@ -145,10 +162,12 @@ class _Glass(Gate):
                     watch.see("gradients", one.pull(alone.view_as(kept)))
             yield {**piece, "gradient": replace(one, pull=watch.at("adding up the batch", one.pull))}
 
-    def _seal(self, permit: Permit, part: str, step: int, total: Tensor, bound: Tensor) -> Release:
+    def _seal(
+        self, permit: Permit, part: str, step: int, total: Tensor, bound: Tensor, lattice: Lattice | None = None
+    ) -> Release:
         watch, before = self._watch, total.clone()
         watch.stage = f"noise of {part!r}"
-        found = super()._seal(permit, part, step, total, bound)
+        found = super()._seal(permit, part, step, total, bound, lattice)
         if part == "gradient":
             divisor = permit.terms[0].divisor
             watch.see("sum", before[0])
@@ -214,6 +233,7 @@ def _watched(work: Work, watch: _Watch) -> Work:
 
     def factors(losses: Tensor, norms: Tensor, public: Public) -> Tensor:
         watch.see("losses", losses.flatten())
+        watch.see("norms", norms.flatten())
         watch.stage = f"clipping rule {work.clip.name!r}"
         return work.clip.factors(losses, norms, public)
 

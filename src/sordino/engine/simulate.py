@@ -283,6 +283,9 @@ def _chunk(
 
 def chunks(work: Work, terms: list[Terms]) -> Iterator[Index]:
     """Rows with equal step counts and batch sizes, as many as fit; one at a time where rows differ in their weights."""
+    if work.alone is not None:
+        yield from np.arange(len(terms))[:, None]
+        return
     width = max(1, (STACK_BYTES if work.stack else CHUNK_BYTES) // (4 * work.engine.dimension))
     counts = np.array([one.count for one in terms])
     divisors = np.array([one.divisor for one in terms])

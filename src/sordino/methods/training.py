@@ -61,6 +61,8 @@ class Training:
     sampling: ``poisson`` (zero-out), ``fixed`` (without replacement, replace-one) or ``full``.
     select: participations a round, for rules that draw clients.
     evaluate: evaluate every this many rounds (the last round always).
+    exact_noise: compute and draw as a site does: one record at a time, sums and noise on a lattice, exact. Slower;
+        what a simulation normally uses is float32 noise from keyed streams.
     """
 
     rounds: int = 40
@@ -76,6 +78,7 @@ class Training:
     sampling: str = "poisson"
     select: int | None = None
     evaluate: int = 1
+    exact_noise: bool = False
 
     def __post_init__(self) -> None:
         def positive(key: str, value: Any, kind: str = "number") -> None:
@@ -97,6 +100,8 @@ class Training:
             positive("epochs", self.epochs)
         if self.select is not None:
             positive("select", self.select, "whole number")
+        if not isinstance(self.exact_noise, bool):
+            raise BadInput(f"training.exact_noise is {self.exact_noise!r}: it is true or false")
         if self.batch is not None and self.rate is not None:
             raise BadInput("training.batch and training.rate say the same thing twice: keep one of them")
         if self.steps is not None and self.epochs is not None:

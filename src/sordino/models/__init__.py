@@ -2,15 +2,18 @@
 
 from sordino.models.build import build, names
 from sordino.models.fixed import apply_fixed, split_fixed
+from sordino.models.isolation import isolated, why_not_isolated
 from sordino.models.ready import check, private_ready, refuse_batch_statistics, refuse_tied_weights
 
 __all__ = [
     "apply_fixed",
     "build",
     "check",
+    "isolated",
     "names",
     "private_ready",
     "refuse_batch_statistics",
     "refuse_tied_weights",
     "split_fixed",
+    "why_not_isolated",
 ]

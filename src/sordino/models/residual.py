@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from sordino.errors import BadInput
+from sordino.models.isolation import isolated
 from sordino.models.zoo import Shape, image_size, outputs
 
 
@@ -15,6 +16,7 @@ def conv(inputs: int, wide: int, kernel: int, stride: int = 1, groups: int = 1) 
     return nn.Conv2d(inputs, wide, kernel, stride=stride, padding=padding, groups=groups, bias=False)
 
 
+@isolated
 class BasicBlock(nn.Module):
     """``relu(x' + norm(conv(relu(norm(conv(x))))))`` with x' = x, or its projection where the shape changes."""
 
@@ -63,6 +65,7 @@ def norm_of_eights(channels: int) -> nn.GroupNorm:
     return nn.GroupNorm(channels // 8, channels)
 
 
+@isolated
 class InvertedResidual(nn.Module):
     """Expand by 1×1, filter each channel by 3×3, project by 1×1; added to the input where the shape stays."""
 

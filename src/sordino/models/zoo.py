@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from sordino.errors import BadInput
+from sordino.models.isolation import isolated
 
 Shape = tuple[int, ...]
 
@@ -37,6 +38,7 @@ def mlp(shape: Shape, classes: int | None, hidden: int = 128) -> nn.Module:
     )
 
 
+@isolated
 class FixedFeatures(nn.Module):
     """``relu(x·W + c)`` with W and c drawn once and held as buffers, never trained and never released."""
 
@@ -54,6 +56,7 @@ class FixedFeatures(nn.Module):
         return torch.relu(nn.functional.linear(x, self.weight, self.bias))
 
 
+@isolated
 class Standardise(nn.Module):
     """``(x − mean)/deviation`` with public constants: a fixed map of every record by itself."""
 

@@ -8,6 +8,7 @@ constant, and hands out a sealed ``Release``. No method can forget a step, becau
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,13 +19,15 @@ from torch import Tensor
 
 from sordino.errors import BadInput, SordinoError
 from sordino.privacy.generators import Source, Turn
+from sordino.privacy.lattice import Lattice
 from sordino.privacy.ledger import Charge, Ledger
-from sordino.privacy.threads import side_by_side
+from sordino.privacy.threads import one_thread, side_by_side
 from sordino.privacy.types import _SEAL, Adjacency, Event, Release, Sampling, joined
 
-UNDERFLOW = 1e-15
-"""Added to norms before bounding: squares of entries below 1e-19 vanish in float32, and a huge factor must not
-bring such a gradient back."""
+LARGEST_FACTOR = 1e6
+"""What a clipping rule may multiply a record by. A tiny gradient times a huge factor would rest on its last bits."""
+
+log = logging.getLogger("sordino.gate")
 
 HASHED = 1 << 22
 """Bytes of a tensor that one thread hashes at a time."""
@@ -34,6 +37,7 @@ HASHED = 1 << 22
 class Piece:
     """Some of a batch's records, before the gate: per-record norms and factors, and a way to add them up.
 
+    ``norms`` are upper bounds of what each record adds per unit of its factor, rounding included, in float64.
     ``pull(factors)`` is Σ_j a_j g_j per row, [rows, width]; ``spread`` takes a per-row vector to the factors' shape.
     """
 
@@ -41,6 +45,30 @@ class Piece:
     factors: Tensor
     pull: Callable[[Tensor], Tensor]
     spread: Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Term:
+    """What one record would add to a sum: a vector, its norm in float64, and how often it counts."""
+
+    vector: Tensor
+    norm: float
+    factor: float
+
+
+@dataclass(frozen=True)
+class OneByOne:
+    """A batch of ``count`` records that is looked at one record at a time, for exact sums.
+
+    ``terms(k)`` are the terms of record k by part. It may raise: then the record adds nothing, and nobody can tell.
+    """
+
+    count: int
+    terms: Callable[[int], Mapping[str, Term]]
+
+
+Batch = Iterable[Mapping[str, Piece]] | OneByOne
+"""A batch before the gate: in pieces of many records, or one record at a time."""
 
 
 @dataclass(frozen=True)
@@ -85,10 +113,13 @@ class Permit:
     used: set[tuple[str, int]] = field(default_factory=set)
     _scales: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def what(self) -> str:
-        """The event these rows were charged for."""
-        return self.terms[0].what
+        """The event these rows were charged for, one for all of them."""
+        names = {terms.what for terms in self.terms}
+        if len(names) != 1:
+            raise SordinoError(f"a permit for {' and '.join(sorted(names))} is split by events before it is used")
+        return names.pop()
 
     @cached_property
     def _count(self) -> int:
@@ -121,14 +152,16 @@ class Permit:
 def bounded(factors: Tensor, norms: Tensor, bound: Tensor | float) -> Tensor:
     """Limit factors so that no record moves the sum by more than C: a ← a·min(1, C/(|a|·‖g‖)).
 
-    Guarantees: |result|·‖g‖ ≤ C (up to rounding) for every record, whatever the factors; a record whose norm or factor
-    is not finite contributes zero.
+    Guarantees: |result|·‖g‖ ≤ C (up to the rounding of the result) for every record, whatever the factors, if the norms
+    are upper bounds; a record whose norm or factor is not finite contributes zero.
     """
-    # Not finite where norm or factor is not (0·∞ is NaN), and NaN is not below ∞: one comparison finds them all.
-    size = factors.abs() * (norms + UNDERFLOW)
+    wide, limit = norms.double(), bound.double() if isinstance(bound, Tensor) else bound
+    kept = factors.clamp(-LARGEST_FACTOR, LARGEST_FACTOR)
+    # Not finite where norm or factor is not, and NaN is not below ∞: one comparison finds them all.
+    size = torch.where(factors.abs() < math.inf, kept.abs() * wide, math.inf)
     # A bound that is not a number lets nothing through unbounded: it spoils the sum, which is seen.
-    scale = torch.where(size <= bound, 1.0, bound / size)
-    return torch.where(size < math.inf, factors * scale, 0)
+    scale = torch.where(size <= limit, 1.0, limit / size)
+    return torch.where(size < math.inf, kept * scale, 0.0).to(factors.dtype)
 
 
 class Gate:
@@ -169,18 +202,28 @@ class Gate:
         return Permit(list(turns), list(terms))
 
     def release(
-        self, permit: Permit, step: int, pieces: Iterable[Mapping[str, Piece]], bounds: Mapping[str, Tensor], width: int
+        self,
+        permit: Permit,
+        step: int,
+        pieces: Batch,
+        bounds: Mapping[str, Tensor],
+        width: int,
     ) -> dict[str, Release]:
         """Release (Σ a_j g_j + z·S·N(0, I)) / divisor of one batch, for every part and row.
 
         Parameters
         ----------
-        pieces: the batch, in as many pieces as memory wants; none at all for an empty batch.
+        pieces: the batch, in as many pieces as memory wants; none at all for an empty batch. Or one record at a time:
+            then sums are exact and noise is a rounded Gaussian, which is how a site releases.
         bounds: C per row for each part; |a_j|·‖g_j‖ ≤ C is enforced here. S is C, or 2C under replace-one.
         width: length of the gradient; every other part is a scalar.
         """
         for part in bounds:
             permit.use(part, step)
+        if isinstance(pieces, OneByOne):
+            lattices = {p: Lattice(float(b), width if p == "gradient" else 1) for p, b in bounds.items()}
+            exact = exact_sums(pieces, lattices)
+            return {p: self._seal(permit, p, step, exact[p], bounds[p], one) for p, one in lattices.items()}
         rows = len(permit.turns)
         totals = {part: bound.new_zeros(rows, 0) for part, bound in bounds.items()}
         for piece in pieces:
@@ -193,11 +236,63 @@ class Gate:
                 totals[part] = bound.new_zeros(rows, width if part == "gradient" else 1)
         return {part: self._seal(permit, part, step, totals[part], bound) for part, bound in bounds.items()}
 
-    def _seal(self, permit: Permit, part: str, step: int, total: Tensor, bound: Tensor) -> Release:
+    def _seal(
+        self, permit: Permit, part: str, step: int, total: Tensor, bound: Tensor, lattice: Lattice | None = None
+    ) -> Release:
+        """Noise, division, seal. With a ``lattice``, ``total`` lies on it and so does the noise."""
         spread, inverse = permit.scales(part, bound)
+        name = f"{permit.what}/{part}"  # two events of a turn may release parts of one name
+        if lattice is not None:
+            return self._seal_exact(permit, part, name, step, total, lattice)
         if self.private:
-            self.source.normal(permit.turns, part, step, total, spread * bound)
+            self.source.normal(permit.turns, name, step, total, spread * bound)
         return Release(total.mul_(inverse[:, None]), part, self.private, _SEAL)
+
+    def _seal_exact(self, permit: Permit, part: str, name: str, step: int, total: Tensor, lattice: Lattice) -> Release:
+        """γ(S̃ + ξ)/divisor, ξ = ⌊N(0, (z·Δ/γ)²)⌉ on the integers: the noise is z times the Δ that was charged."""
+        terms = permit.terms[0]
+        units = total / lattice.step
+        if self.private:
+            deviation = terms.noise(part) * terms.adjacency.sensitivity * lattice.sensitivity / lattice.step
+            lattice.check_room(0, deviation)
+            noise = self.source.rounded(permit.turns[0], name, step, lattice.width, deviation)
+            units += noise.to(units.device)
+        value = units.mul_(lattice.step).div_(terms.divisor).float()
+        return Release(value, part, self.private, _SEAL)
+
+
+def exact_sums(batch: OneByOne, lattices: Mapping[str, Lattice]) -> dict[str, Tensor]:
+    """The sum of every record's clipped and rounded terms, [1, width] in float64, exactly; on all threads.
+
+    Guarantees: a record moves each sum by at most its lattice's ``sensitivity``, and by nothing but its own term.
+    """
+    for lattice in lattices.values():
+        lattice.check_room(batch.count, 0.0)
+    threads = max(1, min(torch.get_num_threads(), batch.count))
+    shares = side_by_side(lambda first: _share(batch, lattices, range(first, batch.count, threads)), range(threads))
+    troubles = sum(one[1] for one in shares)
+    if troubles:
+        log.warning("%d of %d records could not be computed and added nothing", troubles, batch.count)
+    return {p: sum((one[0][p] for one in shares[1:]), shares[0][0][p])[None] * lattices[p].step for p in lattices}
+
+
+def _share(batch: OneByOne, lattices: Mapping[str, Lattice], records: Iterable[int]) -> tuple[dict[str, Tensor], int]:
+    """Sums over some of the records, in lattice units, and how many of them raised an error."""
+    totals = {part: torch.zeros(one.width, dtype=torch.float64) for part, one in lattices.items()}
+    troubles = 0
+    with one_thread():
+        for k in records:
+            try:
+                terms = batch.terms(k)
+                found = {part: lattices[part].units(t.vector, t.norm, t.factor) for part, t in terms.items()}
+            except Exception:  # whatever a record makes a model do: it stays at the client (R10)
+                log.debug("a record raised", exc_info=True)
+                troubles += 1
+                continue
+            for part, units in found.items():
+                if units is not None:
+                    totals[part] += units
+    return totals, troubles
 
 
 def fingerprint(*parts: object) -> str:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sordino.errors import SordinoError
+from sordino.privacy.rounded import Words, rounded_normals
 from sordino.privacy.threads import side_by_side
 from sordino.privacy.types import Sampling, Scheme
 
@@ -93,17 +94,20 @@ class Source(Protocol):
         With ``scale[rows]``: add scale·N(0, 1) to what ``out`` holds, in place, without a second matrix.
         """
 
+    def rounded(self, turn: Turn, what: str, step: int, width: int, deviation: float) -> Tensor:
+        """``width`` exact draws of ⌊deviation·N(0, 1)⌉, float64 that holds integers (see ``privacy.rounded``)."""
+
 
 def draw(generator: np.random.Generator, sampling: Sampling, records: int, count: int) -> Batches:
     """``count`` batches of positions.
 
-    Guarantees: Poisson includes every record by a coin of its own; fixed is uniform among subsets of that size; draws
-    are independent of each other and of the records' values.
+    Guarantees: Poisson includes every record by a coin of its own; fixed is uniform among subsets of that size, and
+    never larger than its rate says; draws are independent of each other and of the records' values.
     """
     if sampling.scheme is Scheme.POISSON:
         return _coins(generator, sampling.rate, records, count)
     if sampling.scheme is Scheme.FIXED:
-        size = round(sampling.rate * records)
+        size = sampling.size(records)
         drawn = [np.sort(generator.choice(records, size, replace=False, shuffle=False)) for _ in range(count)]
         return Batches(np.concatenate(drawn), size * np.arange(1, count + 1))
     return Batches(np.tile(np.arange(records), count), records * np.arange(1, count + 1))
@@ -177,6 +181,20 @@ def _pour(out: Tensor, streams: Streams, scale: Tensor | None) -> Tensor:
     return out
 
 
+def _pour_rounded(width: int, deviation: float, words: Callable[[int], Words]) -> Tensor:
+    """Exact draws, every block of them from words of its own, on all threads."""
+    starts = range(0, width, PIECE)
+    parts = side_by_side(
+        lambda start: rounded_normals(words(start // PIECE), deviation, min(PIECE, width - start)), starts
+    )
+    return torch.from_numpy(np.concatenate(parts))
+
+
+def system_words(count: int) -> NDArray[np.uint64]:
+    """Words from the operating system's own generator."""
+    return np.frombuffer(os.urandom(8 * count), dtype=np.uint64)
+
+
 def _add(out: Tensor, drawn: Tensor, scale: Tensor) -> Tensor:
     return out.addcmul_(drawn, scale.to(out)[:, None])
 
@@ -234,6 +252,16 @@ class Keyed:
 
         return _pour(out, stream, scale)
 
+    def rounded(self, turn: Turn, what: str, step: int, width: int, deviation: float) -> Tensor:
+        """The site's exact noise, from keyed streams."""
+        key = self._key(turn, what, "rounded noise", step)
+
+        def words(block: int) -> Words:
+            stream = np.random.Generator(np.random.Philox(key=key, counter=block << 128))
+            return lambda count: stream.integers(0, 1 << 64, count, dtype=np.uint64)
+
+        return _pour_rounded(width, deviation, words)
+
 
 def _chacha() -> np.random.Generator:
     """A ChaCha20 stream with 256 fresh bits of the operating system as its key."""
@@ -269,6 +297,10 @@ class Secret:
             return _pour(out, lambda row, block: _chacha(), scale)
         own = self._own()
         return _pour(out, lambda row, block: own, scale)
+
+    def rounded(self, turn: Turn, what: str, step: int, width: int, deviation: float) -> Tensor:
+        """Exact noise straight from the operating system's generator."""
+        return _pour_rounded(width, deviation, lambda block: system_words)
 
     def __reduce__(self) -> NoReturn:
         raise SordinoError("secret randomness is never copied, pickled or checkpointed")

@@ -7,8 +7,9 @@ lock (drawing, hashing); torch's own thread count says how many threads there ma
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import TypeVar
 
@@ -30,3 +31,16 @@ def side_by_side(function: Callable[[Job], Found], jobs: Sequence[Job]) -> list[
 def _pool(threads: int, process: int) -> ThreadPoolExecutor:
     """Threads of this process: a forked child has none of its parent's."""
     return ThreadPoolExecutor(threads, thread_name_prefix="sordino")
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """This thread computes alone: torch would otherwise share its work among threads, and round as they do."""
+    before = torch.get_num_threads()
+    if before > 1:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        if before > 1:
+            torch.set_num_threads(before)

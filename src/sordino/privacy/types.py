@@ -41,6 +41,10 @@ class Adjacency(StrEnum):
         return 2.0 if self is Adjacency.REPLACE_ONE else 1.0
 
 
+WHOLE = 1e-9
+"""How far rate·records may be from the whole number that it came from: rounding of batch/records, no more."""
+
+
 class Scheme(StrEnum):
     """How a batch is drawn from a client's records."""
 
@@ -82,6 +86,19 @@ class Sampling:
         if not 1 <= batch <= records:
             raise BadInput(f"a fixed batch of {batch} cannot be drawn from {records} records without replacement")
         return cls(Scheme.FIXED, batch / records)
+
+    def size(self, records: int) -> int:
+        """How many records a fixed-size batch has: the most that the rate has paid for, never one more."""
+        return math.floor(self.rate * records + WHOLE)
+
+    def check_whole(self, records: int) -> None:
+        """Refuse a fixed share of so many records that is not a whole number of them."""
+        expected = self.rate * records
+        if self.scheme is Scheme.FIXED and (abs(expected - round(expected)) > WHOLE or round(expected) < 1):
+            raise BadInput(
+                f"a fixed batch at rate {self.rate:.6g} would have {expected:.6g} of {records} records: "
+                "make the rate a whole number of records over all of them"
+            )
 
     @classmethod
     def full(cls) -> Sampling:

@@ -104,6 +104,7 @@ class TrainingKeys(Section):
     lr: float | None = None
     server_lr: float | None = None
     cooldown: float | None = None
+    exact_noise: bool | None = None
     pull: float | None = None
     clip: float | None = None
     sampling: Literal["poisson", "fixed", "full"] | None = None

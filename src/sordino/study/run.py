@@ -110,6 +110,8 @@ class Prepared:
     plan: Plan
     study: dict[str, Any]
     seed: int
+    trained: nn.Module
+    """The model from its first trained layer on, which is what ``engine`` has."""
     fixed: nn.Module | None = None
     """What the model does to a record before its first trained layer: ``engine`` takes it as done."""
 
@@ -164,10 +166,11 @@ def prepare(
         },
         "loss": loss,
         "method": {"name": chosen.name, **chosen.describe()},
-        "training": asdict(settings),
+        # Only where it is asked for: random streams are keyed by all of this, and old runs are to repeat.
+        "training": {k: v for k, v in asdict(settings).items() if k != "exact_noise" or v},
         "precision": precision,
     }
-    return Prepared(clients, template, engine, plan, json.loads(to_json(study)), seed, fixed)
+    return Prepared(clients, template, engine, plan, json.loads(to_json(study)), seed, trained, fixed)
 
 
 def plan(
@@ -329,6 +332,10 @@ def make_setup(
     held = [test if len(test) else train for test, train in zip(clients.test, clients.train)]
     also = tuple(one.question for one in plan.method.ask if one.batch == "step")
     work = Work(ready.engine, plan.method.clip, plan.method.local, also, stack=device.type == "cuda")
+    if plan.training.exact_noise:
+        if device.type != "cpu":
+            raise BadInput('training.exact_noise computes as a site does, on a CPU: use device = "cpu"')
+        work = replace(work, alone=gradients.Alone(ready.trained, loss_by_name(ready.study["loss"])))
     loss = loss_by_name(ready.study["loss"]).values
     classes = clients.task == "classification"
     observer = Observer(ready.engine, loss, records, held, clients.sizes, central, classes, clients.train)

@@ -17,7 +17,7 @@ from sordino.client.gradients.losses import Loss, loss_by_name
 from sordino.client.gradients.rules import Unsupported
 from sordino.client.gradients.types import Engine, Graded, LayerPlan, Slot, evaluating, precise
 from sordino.errors import BadInput
-from sordino.models import refuse_batch_statistics, refuse_tied_weights
+from sordino.models import refuse_batch_statistics, refuse_tied_weights, why_not_isolated
 
 # Float32 rounding stays below, a wrong rule far above; an activation that changes sides turns a sum without changing
 # its length.
@@ -36,8 +36,9 @@ def build(
     loss
         ``"cross-entropy"`` or ``"half-squared-error"``.
     kind
-        ``"auto"`` takes *fast* where every trainable layer has a rule and plain autograd agrees with it on a first
-        pair of records, else *exact*; or one of them by name.
+        ``"auto"`` takes *fast* where every module is known to treat records one by one, every trainable layer has a
+        rule and plain autograd agrees with it on a first pair of records, else *exact*, which gives the model one
+        record at a time; or one of them by name.
     shape
         Shape of one record, to compare now rather than at the first call; ``describe`` is then final.
     mixed
@@ -46,7 +47,8 @@ def build(
 
     Guarantees
     ----------
-    A fast engine whose losses, norms or sums differ from plain autograd's, record by record, is never used.
+    A record's loss and gradient depend on that record alone: a batch goes through known modules only. A fast engine
+    whose losses, norms or sums differ from plain autograd's, record by record, is never used.
     """
     per_record = loss_by_name(loss)
     refuse_batch_statistics(model)
@@ -55,7 +57,12 @@ def build(
         raise BadInput(f"unknown gradient engine '{kind}'; choose auto, fast or exact")
     if kind == "exact":
         return Exact(model, per_record, "asked for")
+    mixing = why_not_isolated(model)
+    if mixing is not None and kind == "auto":
+        return Exact(model, per_record, mixing)
     try:
+        if mixing is not None:
+            raise Unsupported(mixing)
         engine = Checked(Fast(model, per_record, mixed=mixed), model, per_record, fallback=kind == "auto")
     except Unsupported as reason:
         if kind == "fast":

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sordino.client.gradients import fused, ways
-from sordino.client.gradients.linear import squared_norms
+from sordino.client.gradients.lengths import Length, squared_norms
 from sordino.client.gradients.patches import Geometry, Pair, last_padded, patches_view, scattered
 from sordino.client.gradients.segments import Segments
 from sordino.client.gradients.tape import Held, Saved, Sums, Tape
@@ -186,7 +186,7 @@ class ConvLayer:
         if self.bias_slot is not None:
             shift = tape.room(self.name, "bias", (self.outputs,), last)
             torch.sum(last, 1, out=shift)
-            tape.squares.append(squared_norms(shift))
+            tape.note(Length(squared_norms(shift)))
 
     def pull(self, factors: Tensor, held: Held, segments: Segments, sums: Sums) -> None:
         """Weighted sums of what the way holds."""

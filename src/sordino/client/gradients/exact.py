@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from sordino.client.gradients.layout import dimension_of, flatten, layout_of, load, view_of
+from sordino.client.gradients.lengths import squared_norms
 from sordino.client.gradients.losses import Loss
 from sordino.client.gradients.segments import Segments
 from sordino.client.gradients.types import Graded, LayerPlan, Slot, evaluating, precise
@@ -33,6 +34,7 @@ class Exact:
         self._kept_bytes = kept_bytes
         self._slots = layout_of(model)
         self._per_record = vmap(grad_and_value(self._one), in_dims=(None, 0, 0), randomness="different")
+        self._losses = vmap(self._one, in_dims=(None, 0, 0), randomness="different")
 
     @property
     def dimension(self) -> int:
@@ -74,10 +76,7 @@ class Exact:
     def losses(self, params: Tensor, x: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
         """Per-record losses, forward only."""
         with torch.no_grad():
-            rows = [
-                self._loss.values(self._outputs(self._named(flat), each), label)
-                for flat, each, label in zip(params, x, y)
-            ]
+            rows = [self._losses(self._named(flat), each, label) for flat, each, label in zip(params, x, y)]
         out = torch.stack(rows) if rows else params.new_zeros(y.shape[:2])
         return out if mask is None else torch.where(mask, out, torch.zeros_like(out))
 
@@ -112,12 +111,12 @@ class Exact:
     def _grade(self, params: Tensor, x: Tensor, y: Tensor, segments: Segments) -> Graded:
         needed = segments.records * params.element_size() * self.dimension
         losses = params.new_zeros(segments.records)
-        squares = params.new_zeros(segments.records)
+        squares = torch.zeros(segments.records, dtype=torch.float64, device=params.device)
         kept: list[tuple[int, slice, list[Tensor]]] | None = [] if needed <= self._kept_bytes else None
         state = _generator_state(x.device)
         for row, part, grads, some in self._chunks(params, x, y, segments):
             losses[part] = some
-            squares[part] = torch.stack([each.square().sum(1) for each in grads]).sum(0)
+            squares[part] = torch.stack([squared_norms(each) for each in grads]).sum(0)
             if kept is not None:
                 kept.append((row, part, grads))
 
@@ -137,7 +136,8 @@ class Exact:
                     target = out[row, slot.offset : slot.offset + slot.size]
                     target += each.masked_fill(cleared, 0).t().mv(weights)
 
-        return Graded.of(losses, squares, torch.isfinite(losses + squares), pull, (segments.rows, self.dimension))
+        finite = torch.isfinite(losses + squares)
+        return Graded.of(losses, squares, None, finite, pull, (segments.rows, self.dimension))
 
 
 def _generator_state(device: torch.device) -> Tensor:

@@ -176,21 +176,23 @@ class Fast:
         self._calls += 1
         ticket = self._calls
         empty = torch.zeros(0, dtype=windows[0][0].dtype, device=x.device)
-        losses, squares = [empty], [empty]
+        losses, squares, excesses = [empty], [empty.double()], [empty.double()]
         batch = Batch(segments.records, self._held)
         for weights, start, stop in windows if segments.records else []:
             lengths = _lengths(weights, stop - start, mask)
             tape = Tape(weights, batch, (start, stop), self._scratch, lengths, self.mixed)
             losses.append(self._pass(tape, x[start:stop], y[start:stop]))
             squares.append(_added(tape.squares))
+            excesses.append(sum(tape.excesses, torch.zeros_like(squares[-1])))
             self._volume = self._volume or tape.volume // (stop - start)
             refuse_reuse(tape.used)
         self._kept = self._kept or _bytes_per_record(batch, self._volume)
-        loss, square = _joined(losses), _joined(squares)
+        loss, square, excess = _joined(losses), _joined(squares), _joined(excesses)
         finite = (loss + square).abs() < torch.inf  # squares are not negative: no infinity is cancelled
         return Graded.of(
             loss,
             square,
+            excess,
             finite,
             self._puller(batch, finite, segments),
             (segments.rows, self.dimension),
@@ -238,10 +240,10 @@ def _bytes_per_record(batch: Batch, volume: int) -> int:
 
 
 def _added(parts: list[Tensor]) -> Tensor:
-    """The sum of parts ``[n]`` or ``[n, …]``, over all but the records."""
+    """The sum of parts ``[n]`` or ``[n, …]``, over all but the records, in float64."""
     if all(part.dim() == 1 for part in parts):
-        return torch.stack(parts).sum(0)
-    return torch.cat([part.view(len(part), -1) for part in parts], 1).sum(1)
+        return torch.stack(parts).sum(0, dtype=torch.float64)
+    return torch.cat([part.view(len(part), -1).double() for part in parts], 1).sum(1)
 
 
 def _joined(windows: list[Tensor]) -> Tensor:

@@ -157,7 +157,7 @@ def outer_squares(x: Tensor, dy: Tensor, bias: bool) -> Tensor:
     """‖dy_j ⊗ x_j‖² of ``x[n, i]``, ``dy[n, o]``, and ‖dy_j‖² more where there is a bias."""
     from sordino.client.gradients import kernels
 
-    squares = x.new_empty(len(x))
+    squares = x.new_empty(len(x), dtype=torch.float64)
     kernels.outer_squares[(len(x),)](
         x.contiguous(), dy.contiguous(), squares, WIDE=x.shape[1], OUTPUTS=dy.shape[1], BIAS=int(bias),
         BLOCK=_power(x.shape[1], 16, 512), BLOCK_O=_power(dy.shape[1], 16, 512), num_warps=4,

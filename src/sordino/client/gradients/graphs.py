@@ -65,8 +65,9 @@ class Recorded:
         self.grading.replay()
         graded = self.graded
         return Graded(
-            graded.losses.clone(), graded.norms.clone(), graded._usable, self._pull, graded._shape, is_current
-        )
+            graded.losses.clone(), graded.norms.clone(), graded.limits.clone(), graded._usable, self._pull,
+            graded._shape, is_current,
+        )  # fmt: skip
 
     def _pull(self, factors: Tensor, out: Tensor) -> None:
         self.factors.copy_(factors)

@@ -198,17 +198,17 @@ def outer_squares(  # type: ignore[no-untyped-def]
     x, dy, squares, WIDE: tl.constexpr, OUTPUTS: tl.constexpr, BIAS: tl.constexpr,
     BLOCK: tl.constexpr, BLOCK_O: tl.constexpr,
 ):  # fmt: skip
-    """squares[record] = ‖dy ⊗ x‖² = ‖x‖²·‖dy‖², plus ‖dy‖² where there is a bias."""
+    """squares[record] = ‖dy ⊗ x‖² = ‖x‖²·‖dy‖², plus ‖dy‖² where there is a bias; in float64: none vanishes."""
     record = tl.program_id(0).to(tl.int64)
-    seen = tl.zeros((BLOCK,), dtype=tl.float32)
+    seen = tl.zeros((BLOCK,), dtype=tl.float64)
     for start in range(0, WIDE, BLOCK):
         at = start + tl.arange(0, BLOCK)
-        value = tl.load(x + record * WIDE + at, mask=at < WIDE, other=0.0)
+        value = tl.load(x + record * WIDE + at, mask=at < WIDE, other=0.0).to(tl.float64)
         seen += value * value
-    slope = tl.zeros((BLOCK_O,), dtype=tl.float32)
+    slope = tl.zeros((BLOCK_O,), dtype=tl.float64)
     for start in range(0, OUTPUTS, BLOCK_O):
         at = start + tl.arange(0, BLOCK_O)
-        value = tl.load(dy + record * OUTPUTS + at, mask=at < OUTPUTS, other=0.0)
+        value = tl.load(dy + record * OUTPUTS + at, mask=at < OUTPUTS, other=0.0).to(tl.float64)
         slope += value * value
     tl.store(squares + record, (tl.sum(seen) + BIAS) * tl.sum(slope))
 

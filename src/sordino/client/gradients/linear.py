@@ -7,11 +7,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sordino.client.gradients import fused
+from sordino.client.gradients.lengths import Length, squared_outer, squared_sum, squared_where_equal
 from sordino.client.gradients.segments import Segments
 from sordino.client.gradients.tape import Held, Saved, Sums, Tape
 from sordino.client.gradients.types import LayerPlan, Slot
 
-LONG_SUM = 2**14
 FEW_ENTRIES = 2**17
 
 
@@ -67,11 +67,11 @@ class LinearLayer:
         if self.weight_slot is not None:
             tape.hold(self.name, "x", x3)
             if x3.shape[1] == 1 and fused.serves(x3):
-                tape.squares.append(fused.outer_squares(x3[:, 0], dy3[:, 0], self.bias_slot is not None))
+                tape.note(Length(fused.outer_squares(x3[:, 0], dy3[:, 0], self.bias_slot is not None)))
                 return
-            tape.squares.append(squared_outer(x3, dy3))
+            tape.note(squared_outer(x3, dy3))
         if self.bias_slot is not None:
-            tape.squares.append(squared_norms(dy3.sum(1) if dy3.shape[1] > 1 else dy3))
+            tape.note(squared_sum(dy3))
 
     def pull(self, factors: Tensor, held: Held, segments: Segments, sums: Sums) -> None:
         """``Σ_j a_j dy_jᵀ x_j`` as one product a row."""
@@ -95,35 +95,6 @@ def _cut_product(x: Tensor, weight: Tensor, cuts: int) -> Tensor:
     left = x.unflatten(2, (cuts, -1)).transpose(1, 2).flatten(0, 1)
     right = weight.unflatten(2, (cuts, -1)).transpose(1, 2).flatten(0, 1)
     return torch.bmm(left, right.transpose(1, 2)).view(rows, cuts, -1, outputs).sum(1)
-
-
-def squared_norms(values: Tensor) -> Tensor:
-    """‖values_j‖² of ``[n, …]`` without a temporary of that size.
-
-    A long float32 sum loses digits (4e-5 at two million entries), so a large one goes over the last axis first.
-    """
-    every = tuple(range(1, values.dim()))
-    if values[:1].numel() <= LONG_SUM:
-        norms: Tensor = torch.linalg.vector_norm(values, dim=every)
-        return norms.square_()
-    inner: Tensor = torch.linalg.vector_norm(values, dim=-1)
-    return inner.square_().flatten(1).sum(1)
-
-
-def squared_outer(x: Tensor, dy: Tensor) -> Tensor:
-    """‖Σ_t dy_t ⊗ x_t‖² per record of ``x[n, t, i]``, ``dy[n, t, o]``, by the way with fewer products."""
-    positions, wide, deep = x.shape[1], x.shape[2], dy.shape[2]
-    if positions == 1:
-        return squared_norms(x) * squared_norms(dy)
-    if positions * (wide + deep) <= wide * deep:
-        return squared_by_gram(x, dy)
-    return squared_norms(torch.bmm(dy.transpose(1, 2), x))
-
-
-def squared_by_gram(x: Tensor, dy: Tensor) -> Tensor:
-    """‖Σ_t dy_t ⊗ x_t‖² = Σ_{s,t} (x_s·x_t)(dy_s·dy_t), which no rounding may turn negative."""
-    grams = torch.bmm(x, x.transpose(1, 2)).mul_(torch.bmm(dy, dy.transpose(1, 2)))
-    return grams.sum((1, 2)).clamp_min_(0)
 
 
 class EmbeddingLayer:
@@ -158,9 +129,7 @@ class EmbeddingLayer:
         dy3 = dy.reshape(dy.shape[0], -1, self.wide)
         if self.padding is not None:
             dy3 = dy3.masked_fill((index == self.padding).unsqueeze(2), 0)
-        same = index.unsqueeze(2) == index.unsqueeze(1)
-        gram = torch.bmm(dy3, dy3.transpose(1, 2))
-        tape.squares.append(gram.masked_fill_(~same, 0).sum((1, 2)).clamp_min_(0))
+        tape.note(squared_where_equal(dy3, index))
         tape.hold(self.name, "dy", dy3)
         tape.hold(self.name, "index", index)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from sordino.client.gradients.linear import squared_norms
+from sordino.client.gradients.lengths import Length, squared_norms
 from sordino.client.gradients.segments import Segments
 from sordino.client.gradients.tape import Held, Saved, Sums, Tape
 from sordino.client.gradients.types import LayerPlan, Slot
@@ -32,7 +32,7 @@ class _Affine:
         for key in self.slots:
             flat = grads[key].flatten(1)
             tape.hold(self.name, key, flat)
-            tape.squares.append(squared_norms(flat))
+            tape.note(Length(squared_norms(flat)))
 
     def pull(self, factors: Tensor, held: Held, segments: Segments, sums: Sums) -> None:
         """Weighted sums of what is held."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from sordino.client.gradients.layout import view_of
+from sordino.client.gradients.lengths import Length
 from sordino.client.gradients.segments import Segments
 from sordino.client.gradients.types import LayerPlan, Slot
 
@@ -100,6 +101,8 @@ class Tape:
         Whether activations and their gradients may be computed in TF32; never gradients of parameters and norms.
     squares
         ‖g_j‖² of the window's records from every group of parameters, ``[window]`` or ``[window, parts]``.
+    excesses
+        What rounding may add to ‖g_j‖ beyond that, ``[window]`` each.
     used
         How often each layer ran.
     volume
@@ -113,6 +116,7 @@ class Tape:
     lengths: Tensor
     mixed: bool = False
     squares: list[Tensor] = field(default_factory=list)
+    excesses: list[Tensor] = field(default_factory=list)
     used: dict[str, int] = field(default_factory=dict)
     volume: int = 0
 
@@ -132,6 +136,12 @@ class Tape:
         records = self.window[1] - self.window[0]
         rows = values.shape[0]
         return values.unsqueeze(1).expand(rows, records // rows, *values.shape[1:]).flatten(0, 1)
+
+    def note(self, length: Length) -> None:
+        """Count the length of a group of parameters' gradients."""
+        self.squares.append(length.square)
+        if length.excess is not None:
+            self.excesses.append(length.excess)
 
     def room(self, layer: str, key: str, tail: tuple[int, ...], like: Tensor, copies: int | None = None) -> Tensor:
         """Space for the window's records in a tensor held for the whole batch: ``[window, (copies,) *tail]``."""

@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
+from sordino.client.gradients.lengths import limits
 from sordino.errors import SordinoError
 
 
@@ -49,6 +50,8 @@ class Graded:
     norms
         ‖g_j‖ over all trainable parameters, same shape; 0 for masked records, inf for a record whose loss or
         gradient is not finite.
+    limits
+        Upper bounds of what each record adds to a pull per unit of its factor, rounding included; float64.
 
     Guarantees
     ----------
@@ -58,6 +61,7 @@ class Graded:
 
     losses: Tensor
     norms: Tensor
+    limits: Tensor
     _usable: Tensor
     _pull: Callable[[Tensor, Tensor], None]
     _shape: tuple[int, int]
@@ -67,22 +71,26 @@ class Graded:
     def of(
         losses: Tensor,
         squares: Tensor,
+        excess: Tensor | None,
         finite: Tensor,
         pull: Callable[[Tensor, Tensor], None],
         shape: tuple[int, int],
         is_current: Callable[[], bool] = lambda: True,
     ) -> Graded:
         """From losses, squared norms and finiteness ``[n]``, and what writes the weighted sum of finite records."""
-        norms = only(finite, squares.sqrt(), torch.inf)
-        return Graded(losses, norms, finite, pull, shape, is_current)
+        norms = only(finite, squares.sqrt().to(losses.dtype), torch.inf)
+        bounds = only(finite, limits(squares, excess, shape[1]), torch.inf)
+        return Graded(losses, norms, bounds, finite, pull, shape, is_current)
 
     def in_rows(self, shape: torch.Size, mask: Tensor | None) -> Graded:
         """The same with losses and norms of ``[rows, b]``, and 0 where the mask says padding."""
         if mask is not None:
             real = mask.reshape(-1)
             self.losses, self.norms = only(real, self.losses), only(real, self.norms)
+            self.limits = only(real, self.limits)
             self._usable = self._usable & real
         self.losses, self.norms = self.losses.view(shape), self.norms.view(shape)
+        self.limits = self.limits.view(shape)
         return self
 
     def pull(self, factors: Tensor, out: Tensor | None = None) -> Tensor:

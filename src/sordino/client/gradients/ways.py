@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sordino.client.gradients import fused
-from sordino.client.gradients.linear import squared_by_gram, squared_norms, squared_outer
+from sordino.client.gradients.lengths import Length, squared_by_gram, squared_norms, squared_outer
 from sordino.client.gradients.patches import Geometry, last_padded, patches_view, planes_into, row_windows
 from sordino.client.gradients.segments import Segments
 from sordino.client.gradients.tape import Held, Saved, Sums, Tape, Workspace
@@ -80,7 +80,7 @@ class Patches:
             dy = dy.view(n, positions, self.groups, -1).transpose(1, 2).reshape(n * self.groups, positions, -1)
         grads = tape.room(layer, "grads", (self.groups, outputs // self.groups, seen.shape[2]), dy)
         torch.bmm(dy.transpose(1, 2), seen, out=grads.view(-1, outputs // self.groups, seen.shape[2]))
-        tape.squares.append(squared_norms(grads))
+        tape.note(Length(squared_norms(grads)))
 
     def pull(self, factors: Tensor, held: Held, segments: Segments, sums: Sums, slot: Slot) -> None:
         """Weighted sum of the held gradients, put in the parameter's order."""
@@ -111,7 +111,8 @@ class Fused:
         outputs, seen = dy.shape[2], x.shape[1] * self.geometry.taps
         grads = tape.room(layer, "grads", (outputs, seen), dy)
         shifts = tape.room(layer, "bias", (outputs,), dy) if self.bias else None
-        tape.squares.append(fused.record_gradients(x, dy, taken, pool, self.geometry, tape.lengths, grads, shifts))
+        squares = fused.record_gradients(x, dy, taken, pool, self.geometry, tape.lengths, grads, shifts)
+        tape.note(Length(squares))
 
     def pull(self, factors: Tensor, held: Held, segments: Segments, sums: Sums, slot: Slot) -> None:
         """Weighted sum of the held gradients, put in the parameter's order."""
@@ -143,7 +144,7 @@ class RowWindows:
         grads = tape.room(layer, "grads", (dy.shape[2], windows.shape[2]), dy, copies=kh)
         for row in range(kh):
             torch.bmm(turned, windows[:, row * wide : (row + high) * wide], out=grads[:, row])
-            tape.squares.append(squared_norms(grads[:, row]))
+            tape.note(Length(squared_norms(grads[:, row])))
 
     def pull(self, factors: Tensor, held: Held, segments: Segments, sums: Sums, slot: Slot) -> None:
         """Weighted sum of every kernel row, put in the parameter's order."""
@@ -192,7 +193,7 @@ class Planes:
         planes = saved[1] if len(saved) > 1 else self._planes(layer, saved[0], tape.scratch)
         grads = tape.room(layer, "grads", (planes.shape[1] - 1, dy.shape[2]), dy)
         torch.bmm(planes[:, :-1], dy, out=grads)
-        tape.squares.append(squared_norms(grads))
+        tape.note(Length(squared_norms(grads)))
 
     def pull(self, factors: Tensor, held: Held, segments: Segments, sums: Sums, slot: Slot) -> None:
         """Weighted sum of the held gradients, put in the parameter's order."""
@@ -222,7 +223,7 @@ class Ghost:
         flat = seen.reshape(dy.shape[0], dy.shape[1], -1)
         tape.hold(layer, "seen", flat)
         tape.hold(layer, "dy", dy)
-        tape.squares.append(squared_outer(flat, dy) if dy.shape[1] == 1 else squared_by_gram(flat, dy))
+        tape.note(squared_outer(flat, dy) if dy.shape[1] == 1 else squared_by_gram(flat, dy))
 
     def pull(self, factors: Tensor, held: Held, segments: Segments, sums: Sums, slot: Slot) -> None:
         """``Σ_j a_j dy_jᵀ P_j`` as one product a row."""

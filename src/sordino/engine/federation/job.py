@@ -11,6 +11,7 @@ from typing import Any
 
 from sordino import models
 from sordino.client import gradients
+from sordino.client.gradients.losses import loss_by_name
 from sordino.client.turn import Work
 from sordino.engine.federation import wire
 from sordino.engine.federation.policy import (
@@ -68,12 +69,13 @@ def understand(text: str, policy: Policy, declared: Declared, budget: Budget) ->
     about = brief["model"]
     check_size(policy, about["name"], declared, about["options"])
     template = models.build(about["name"], declared.shape, declared.classes, int(brief["seed"]), **about["options"])
-    engine = gradients.build(template, "cross-entropy" if declared.classes is not None else "half-squared-error")
+    loss = "cross-entropy" if declared.classes is not None else "half-squared-error"
+    engine = gradients.build(template, loss)
     if engine.dimension > policy.parameters:
         raise Refused(f"a model of {engine.dimension} parameters is too large here: at most {policy.parameters}")
     check_layout(brief, [[name, list(shape), offset] for name, shape, offset in engine.layout])
     also = tuple(one.question for one in method.ask if one.batch == "step")
-    return method, Work(engine, method.clip, method.local, also)
+    return method, Work(engine, method.clip, method.local, also, alone=gradients.Alone(template, loss_by_name(loss)))
 
 
 def accept(

@@ -163,6 +163,7 @@ def check_terms(
     if any(one.count != 1 for one in asks):
         raise Refused("a question is answered from one batch")
     for one in (terms, *asks):
+        one.sampling.check_whole(records)
         expected = one.sampling.rate * records
         if not math.isclose(one.divisor, expected, rel_tol=1e-6):
             raise Refused(f"{one.what!r} would be divided by {one.divisor:g}, not by its expected batch {expected:g}")

@@ -1,0 +1,111 @@
+"""How long a record's gradient is: squared norms in float64, and how far what is summed may exceed them.
+
+Clipping rests on an upper bound of what is *really added* to a sum. Three things can make a computed norm too small:
+
+- float32 squares vanish below 1e-19: every norm gets ``VANISHES``·√(number of entries) on top;
+- float32 sums of at most ``BLOCK`` squares are off by at most 128·2⁻²⁴ of themselves, everything after them is
+  float64: norms get a share of ``ROUNDING`` on top;
+- where a gradient dyᵀx over positions t is never made, its norm follows from inner products, and the sum that is really
+  computed adds large numbers that may cancel. Both errors are in proportion to B = Σ_t ‖x_t‖‖dy_t‖ and not to the
+  gradient: the products are taken in float64, and (t + 4)·2⁻²⁴·B, the rounding of the sum itself, is an ``excess``.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+BLOCK = 128
+ROUNDING = 1.2e-5
+"""Above 2·(128/2 + 4)·2⁻²⁴ = 8.2e-6: two norms are multiplied at most, and a factor rounds once."""
+
+VANISHES = 1.1e-19
+"""The square root of the smallest normal float32 is 1.08e-19."""
+
+SINGLE, DOUBLE = 2.0**-24, 2.0**-53
+
+
+class Length(NamedTuple):
+    """‖g‖² of every record, ``[n]`` or ``[n, parts]`` in float64, and what may be added to ‖g‖ by rounding."""
+
+    square: Tensor
+    excess: Tensor | None = None
+
+
+def limits(squares: Tensor, excess: Tensor | None, entries: int) -> Tensor:
+    """Upper bounds of what records add per unit of their factor, from squared norms ``[n]`` over all parameters."""
+    found = squares.sqrt().mul_(1 + ROUNDING).add_(VANISHES * math.sqrt(entries))
+    return found if excess is None else found.add_(excess)
+
+
+def squared_norms(values: Tensor) -> Tensor:
+    """‖values_j‖² of ``[n, …]`` in float64, without a temporary of that size: short float32 sums, then float64 ones."""
+    if values.dtype == torch.float64:
+        return torch.sum(values.square().flatten(1), 1)
+    if not values.is_contiguous():
+        values = values.contiguous()
+    flat = values.view(len(values), -1)
+    whole = flat.shape[1] // BLOCK * BLOCK
+    parts = []
+    if whole:
+        parts.append(torch.linalg.vector_norm(flat[:, :whole].unflatten(1, (-1, BLOCK)), dim=-1))
+    if whole < flat.shape[1]:
+        parts.append(torch.linalg.vector_norm(flat[:, whole:], dim=-1, keepdim=True))
+    found = [torch.sum(one.double().square_(), 1) for one in parts]
+    return found[0] if len(found) == 1 else found[0].add_(found[1])
+
+
+def squared_outer(x: Tensor, dy: Tensor) -> Length:
+    """‖Σ_t dy_t ⊗ x_t‖² per record of ``x[n, t, i]``, ``dy[n, t, o]``, by the way with fewer products."""
+    positions, wide, deep = x.shape[1], x.shape[2], dy.shape[2]
+    if positions == 1:
+        # Norms are multiplied, not squares: with a floor each, since one may be tiny and the other huge.
+        norms = [squared_norms(one).sqrt_().add_(VANISHES * math.sqrt(one.shape[2])) for one in (x, dy)]
+        return Length(norms[0].mul_(norms[1]).square_())
+    if positions * (wide + deep) <= wide * deep:
+        return squared_by_gram(x, dy)
+    return Length(*_materialised(x, dy))
+
+
+def _materialised(x: Tensor, dy: Tensor) -> tuple[Tensor, Tensor]:
+    """The product is made for its norm only; the sum over a row is another product, which rounds in its own way."""
+    reach = _reach(torch.linalg.vector_norm(x, dim=2), torch.linalg.vector_norm(dy, dim=2), x.shape[2], dy.shape[2])
+    return squared_norms(torch.bmm(dy.transpose(1, 2), x)), reach.mul_(2 * (x.shape[1] + 4) * SINGLE)
+
+
+def squared_by_gram(x: Tensor, dy: Tensor) -> Length:
+    """‖Σ_t dy_t ⊗ x_t‖² = Σ_{s,t} (x_s·x_t)(dy_s·dy_t), in float64, with what cancellation may hide on top."""
+    wide, deep = x.double(), dy.double()
+    seen, slopes = torch.bmm(wide, wide.transpose(1, 2)), torch.bmm(deep, deep.transpose(1, 2))
+    reach = (seen.diagonal(dim1=1, dim2=2) * slopes.diagonal(dim1=1, dim2=2)).sqrt_().sum(1)
+    square = seen.mul_(slopes).sum((1, 2)).clamp_min_(0)
+    additions = x.shape[2] + dy.shape[2] + 2 * x.shape[1] ** 2
+    square.add_(reach.square().mul_(additions * DOUBLE))
+    return Length(square, reach.mul_((x.shape[1] + 4) * SINGLE))
+
+
+def _reach(x: Tensor, dy: Tensor, wide: int, deep: int) -> Tensor:
+    """B = Σ_t ‖x_t‖‖dy_t‖ from norms ``[n, t]``, rounded up."""
+    tall = x.double().add_(VANISHES * math.sqrt(wide)) * dy.double().add_(VANISHES * math.sqrt(deep))
+    return tall.sum(1).mul_(1 + 1e-3)
+
+
+def squared_sum(dy: Tensor) -> Length:
+    """‖Σ_t dy_t‖² of ``dy[n, t, o]``: a bias, whose sum over a row rounds in its own way."""
+    if dy.shape[1] == 1:
+        return Length(squared_norms(dy))
+    reach = torch.linalg.vector_norm(dy, dim=2).double().add_(VANISHES * math.sqrt(dy.shape[2])).sum(1)
+    return Length(squared_norms(dy.sum(1)), reach.mul_(2.1 * (dy.shape[1] + 4) * SINGLE))
+
+
+def squared_where_equal(dy: Tensor, index: Tensor) -> Length:
+    """‖g‖² of an embedding's table: Σ over pairs of positions with the same index of dy_s·dy_t."""
+    deep = dy.double()
+    gram = torch.bmm(deep, deep.transpose(1, 2))
+    reach = gram.diagonal(dim1=1, dim2=2).sqrt().sum(1)
+    square = gram.masked_fill_(index.unsqueeze(2) != index.unsqueeze(1), 0).sum((1, 2)).clamp_min_(0)
+    square.add_(reach.square().mul_((dy.shape[2] + 2 * dy.shape[1] ** 2) * DOUBLE))
+    return Length(square, reach.mul_((dy.shape[1] + 4) * SINGLE))
