@@ -93,7 +93,9 @@ def test_budget_freed_by_closing_a_plan_is_not_a_second_budget(tmp_path: Path) -
         assert ledger.declare([other]) == {"site": 0}
         with pytest.raises(BudgetRefused, match=r"filter.*composition 'filter'.*limits.run_epsilon"):
             charge(ledger, "other")
-        again = {run: ledger.declare([Plan("site", run, (release(1.0, noise),), 100)])["site"] for run in ("b", "first")}
+        again = {
+            run: ledger.declare([Plan("site", run, (release(1.0, noise),), 100)])["site"] for run in ("b", "first")
+        }
         assert again == {"b": 99, "first": 1}, "releases that were declared first may still happen, under any name"
 
 

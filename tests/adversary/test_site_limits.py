@@ -76,7 +76,17 @@ def rig_of(tmp_path: Path, clients: Any, method: str = "dp-fedavg", rounds: int 
 
 
 def test_every_limit_of_a_site_is_attacked_here() -> None:
-    attacked = "methods not_private models rounds steps parameters run_epsilon least_noise clip".split()
+    attacked = [
+        "methods",
+        "not_private",
+        "models",
+        "rounds",
+        "steps",
+        "parameters",
+        "run_epsilon",
+        "least_noise",
+        "clip",
+    ]
     assert [field.name for field in dataclasses.fields(Policy)] == attacked
 
 
@@ -102,7 +112,9 @@ def test_run_epsilon_holds_in_any_order_of_messages(tmp_path: Path, clients: Any
             assert server.spent(run) <= 0.5
 
 
-def test_a_turn_without_an_offer_and_one_after_the_end_cost_no_more_than_the_limit(tmp_path: Path, clients: Any) -> None:
+def test_a_turn_without_an_offer_and_one_after_the_end_cost_no_more_than_the_limit(
+    tmp_path: Path, clients: Any
+) -> None:
     """``run_epsilon = 0.1`` let a run spend 3.5: the limit was told to the server and never checked."""
     with rig_of(tmp_path, clients) as rig:
         server = Server(rig, run_epsilon=0.1)

@@ -16,7 +16,7 @@ from sordino.privacy.ledger_file import LedgerFile
 Commit = Callable[[bytes], str]
 """(salt) → hash of a site's records under that salt."""
 
-REMEDY = "if that is meant, have the site's officer record it: sordino ledger rebind SITE.toml --officer NAME --reason WHY"
+REMEDY = "if that is meant, its officer records it: sordino ledger rebind SITE.toml --officer NAME --reason WHY"
 
 
 def bind(file: LedgerFile, site: str, commit: Commit) -> str:
@@ -32,8 +32,8 @@ def bind(file: LedgerFile, site: str, commit: Commit) -> str:
             others = sorted(set(_deployed(file.book)) - {site})
             if others:
                 raise BadInput(
-                    f"{file.path} holds the account of {others[0]!r}, and a site's ledger has one account: {site!r} needs "
-                    f"a ledger of its own for records of its own; {REMEDY}"
+                    f"{file.path} holds the account of {others[0]!r}, and a site's ledger has one account: {site!r} "
+                    f"needs a ledger of its own for records of its own; {REMEDY}"
                 )
             draft.add("bound", {"site": site, "commitment": commitment, "salt": salt.hex()}, client=site)
             return site
@@ -90,6 +90,6 @@ def check_free(book: Book, client: str, simulated: bool) -> None:
     """Refuse a second account in the ledger of a site."""
     if book.bindings and not simulated and client != book.bindings[-1].account:
         raise BadInput(
-            f"this ledger belongs to site {book.bindings[-1].site!r} and has one account: {client!r} needs a ledger of its "
-            "own"
+            f"this ledger belongs to site {book.bindings[-1].site!r} and has one account: {client!r} needs a ledger of "
+            "its own"
         )

@@ -1,4 +1,4 @@
-"""What a ledger's entries add up to: accounts, plans, counts. A fold over entries in memory; it reads no file.
+"""What a ledger's entries add up to: accounts, plans, counts. Values in memory; ``fold`` adds entries to them.
 
 An account's *commitments* are what must fit its budget: for every open plan its caps, used or not, and for every
 closed plan what was really used. Its *block* is what was declared before its first charge: the part of its releases
@@ -7,16 +7,14 @@ whose (q, z) no release can have influenced (see ``composing``).
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
-from sordino.errors import BadInput, LedgerDamaged
-from sordino.privacy.chain import RESTORE, Entry
-from sordino.privacy.types import Adjacency, Budget, Event, Sampling, Scheme
+from sordino.errors import BadInput
+from sordino.privacy.types import Budget, Event, Sampling
 
 
 @dataclass(frozen=True)
@@ -178,7 +176,7 @@ class Book:
         return [e for run, most in caps.items() if most is not None for e in own[run].events(most)]
 
     def beyond(self, client: str) -> bool:
-        """Whether anything was charged that was not declared, as often and of the same kind, before the first charge."""
+        """Whether anything was charged that was not declared before the first charge, so often and of that kind."""
         if client not in self.blocks or self.accounts[client].budget.is_public:
             return False
         return bool(kinds(self.spent(client)) - kinds(self.block_events(client)))
@@ -225,7 +223,8 @@ def number(value: float) -> float | None:
     return None if math.isinf(value) else float(value)
 
 
-def _figure(value: float | None) -> float:
+def figure(value: float | None) -> float:
+    """A figure from JSON, where infinity is null."""
     return math.inf if value is None else float(value)
 
 
@@ -240,14 +239,6 @@ def plan_body(plan: Plan, payable: int, caps: dict[str, int] | None, order: floa
     return body if order is None else {**body, "order": order}
 
 
-def _plan(client: str, run: str, body: dict[str, Any], adjacency: Adjacency) -> Plan:
-    turn = tuple(
-        Event(e["what"], Sampling(Scheme(e["scheme"]), e["rate"]), _figure(e["noise"]), e["count"], adjacency)
-        for e in body["turn"]
-    )
-    return Plan(client, run, turn, body["turns"])
-
-
 def account_body(budget: Budget, accountant: str, simulated: bool, composition: str) -> dict[str, Any]:
     """An account as an entry holds it."""
     return {
@@ -258,116 +249,3 @@ def account_body(budget: Budget, accountant: str, simulated: bool, composition: 
         "accountant": accountant,
         "simulated": bool(simulated),
     }
-
-
-def _open(book: Book, e: Entry, body: dict[str, Any]) -> None:
-    budget = Budget(_figure(body["epsilon"]), body["delta"], Adjacency.parse(body["adjacency"]))
-    client = str(e.client)
-    composition = body.get("composition", "declared")
-    book.accounts[client] = Account(client, budget, budget, body["accountant"], body["simulated"], e.time, composition)
-
-
-def _declare(book: Book, e: Entry, body: dict[str, Any]) -> None:
-    client, run = str(e.client), str(e.run)
-    plan = _plan(client, run, body, book.accounts[client].budget.adjacency)
-    earlier = book.standing(client, run)
-    standing = Standing(plan, body["payable"], body["caps"], e.number)
-    if earlier is not None:
-        standing.used, standing.charges = earlier.used, earlier.charges
-    book.standings.setdefault(client, {})[run] = standing
-    if body.get("order") is not None:
-        book.orders.setdefault(client, float(body["order"]))
-
-
-def _charge(book: Book, e: Entry, body: dict[str, Any]) -> None:
-    standing = book.standings[str(e.client)][str(e.run)]
-    what, count = str(e.what), int(e.amount or 0)
-    total = standing.used.get(what, 0) + count
-    cap = standing.cap(what)
-    if count < 1 or e.used != total or not standing.open or (cap is not None and total > cap):
-        raise ValueError(f"charge {e.number} does not follow from the plan and the charges before it")
-    if str(e.client) not in book.blocks:
-        book.blocks[str(e.client)] = _block(book, str(e.client))
-    standing.used[what] = total
-    standing.charges[what] = standing.charges.get(what, 0) + 1
-
-
-def _block(book: Book, client: str) -> Block:
-    own = {run: s for run, s in book.standings[client].items() if s.open}
-    payable, caps = {run: s.payable for run, s in own.items()}, {run: s.caps for run, s in own.items()}
-    return Block(book.accounts[client].budget, payable, caps)
-
-
-def _close(book: Book, e: Entry, body: dict[str, Any]) -> None:
-    book.standings[str(e.client)][str(e.run)].open = False
-
-
-def _top_up(book: Book, e: Entry, body: dict[str, Any]) -> None:
-    old = book.accounts[str(e.client)]
-    raised = replace(old.budget, epsilon=old.budget.epsilon + body["epsilon"])
-    note = TopUp(e.number, e.time, body["epsilon"], body["reason"], body["officer"])
-    book.accounts[old.client] = replace(old, budget=raised, top_ups=(*old.top_ups, note))
-
-
-def _restate(book: Book, e: Entry, body: dict[str, Any]) -> None:
-    """The account and all its releases under another name of the same neighbours (add-remove is zero-out)."""
-    adjacency, old = Adjacency.parse(body["adjacency"]), book.accounts[str(e.client)]
-    budgets = {"budget": replace(old.budget, adjacency=adjacency), "opened": replace(old.opened, adjacency=adjacency)}
-    book.accounts[old.client] = replace(old, **budgets)
-    if old.client in book.blocks:
-        block = book.blocks[old.client]
-        book.blocks[old.client] = replace(block, budget=replace(block.budget, adjacency=adjacency))
-    for standing in book.standings.get(old.client, {}).values():
-        turn = tuple(replace(event, adjacency=adjacency) for event in standing.plan.turn)
-        standing.plan = replace(standing.plan, turn=turn)
-
-
-def _not_private(book: Book, e: Entry, body: dict[str, Any]) -> None:
-    old = book.accounts[str(e.client)]
-    book.accounts[old.client] = replace(old, not_private=(*old.not_private, body["reason"]))
-
-
-def _bind(book: Book, e: Entry, body: dict[str, Any]) -> None:
-    said = (body["site"], body["commitment"], body["salt"], body.get("reason", ""), body.get("officer", ""))
-    book.bindings.append(Binding(e.number, e.time, str(e.client), *said))
-
-
-def _unprotected(book: Book, e: Entry, body: dict[str, Any]) -> None:
-    place = (str(e.client), str(e.run), str(e.what))
-    book.unprotected[place] = book.unprotected.get(place, 0) + 1
-
-
-def _begin(book: Book, e: Entry, body: dict[str, Any]) -> None:
-    book.identity = body["id"]
-
-
-def _nothing(book: Book, e: Entry, body: dict[str, Any]) -> None:
-    """Stored and forgotten copies and migrations change no balance."""
-
-
-_KINDS: dict[str, Callable[[Book, Entry, dict[str, Any]], None]] = {
-    "ledger": _begin,
-    "migrated": _nothing,
-    "account": _open,
-    "plan": _declare,
-    "charge": _charge,
-    "closed": _close,
-    "top-up": _top_up,
-    "not-private": _not_private,
-    "bound": _bind,
-    "restated": _restate,
-    "unprotected": _unprotected,
-    "stored": _nothing,
-    "forgotten": _nothing,
-}
-_RUNNING = ("charge", "stored", "forgotten", "unprotected")
-
-
-def apply(book: Book, entry: Entry) -> None:
-    """Add one entry to the book; an entry that cannot follow from those before it raises ``LedgerDamaged``."""
-    try:
-        _KINDS[entry.kind](book, entry, json.loads(entry.body) if entry.body else {})
-    except (KeyError, ValueError, TypeError) as error:
-        raise LedgerDamaged(f"entry {entry.number} of the ledger makes no sense ({error}): {RESTORE}") from error
-    if entry.kind not in _RUNNING:
-        book.terms = entry.number

@@ -11,7 +11,8 @@ from sordino.privacy.chain import Entry
 from sordino.privacy.ledger_file import FIELDS, Draft, LedgerFile
 
 LATER = (
-    "where an account's first plans leave none, closing a plan frees only releases of its own rate and noise; open "
+    "The run was declared after the account's first release and needs room in its filter: where the first plans leave "
+    "none, closing one frees only releases of its own rate and noise; open "
     "accounts with composition 'filter', or begin with a smaller run (limits.run_epsilon at a site)"
 )
 
@@ -98,7 +99,7 @@ def _check_room(charge: Charge, standing: Standing, total: int, late: bool) -> N
             f"client {charge.client!r} would overdraw in run {charge.run!r}: {charge.what!r} was released "
             f"{total - charge.count} of at most {cap} times, {charge.count} more asked; nothing was charged. "
             "Leave the client out, or have its officer approve a top_up and declare the plan again"
-            + (f". The run was declared after the account's first release and needs room in its filter: {LATER}" if late else "")
+            + (f". {LATER}" if late else "")
         )
 
 

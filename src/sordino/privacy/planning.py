@@ -83,7 +83,7 @@ def payable(book: Book, plans: Sequence[Plan], run_epsilon: float | None = None)
 
 
 def _filtered(book: Book, plan: Plan, account: Account) -> int:
-    """Turns that the account's filter admits; where the block does not fit it, what is left of the block's own kinds."""
+    """Turns that the account's filter admits; where the block does not fit it, what is left of the block's kinds."""
     client, others = plan.client, book.commitments(plan.client, but=plan.run)
     block = book.blocks.get(client)
     if block is None:

@@ -140,8 +140,8 @@ def check_promised(adjacency: Adjacency) -> None:
     """Refuse to promise that nobody learns whether a record is there while the number of records is published (R1)."""
     if adjacency is Adjacency.ADD_REMOVE:
         raise BadInput(
-            "a budget under add-remove cannot be promised: the number of records is public in a federation, and it tells "
-            "apart data sets that differ by one record; use adjacency 'zero-out', which needs the same noise"
+            "a budget under add-remove cannot be promised: the number of records is public in a federation, and it "
+            "tells apart data sets that differ by one record; use adjacency 'zero-out', which needs the same noise"
         )
 
 

@@ -1,4 +1,4 @@
-"""What a server may broadcast beside the weights: every name with its type and range, checked before anything is charged.
+"""What a server may broadcast beside the weights: every name with its type and range, checked before a charge.
 
 A broadcast steers what a site computes from its records (factors, radii, learning rates), so a value outside its range
 is refused, whoever sent it. Names that no built-in method uses are refused too; a method of your own that broadcasts

@@ -212,11 +212,12 @@ class Site:
         return reply
 
     def _count(self, job: Job, what: str) -> None:
-        """Refuse a turn beyond the most that a run may have here, however many steps each had; without noise, note it."""
+        """Refuse a turn beyond the most that a run may have here, of any length; note it where nothing is charged."""
         private = job.method.private
         so_far = (self.ledger.charges if private else self.ledger.unprotected)(self.account, job.run, what)
-        if so_far >= self.policy.rounds:
-            raise Refused(f"{what!r} was released {so_far} times in this run: this site allows {self.policy.rounds} turns")
+        most = self.policy.rounds
+        if so_far >= most:
+            raise Refused(f"{what!r} was released {so_far} times in this run: this site allows {most} turns")
         if not private:
             self.ledger.record_unprotected(self.account, job.run, what)
 
@@ -290,4 +291,3 @@ def _whole(packet: Packet, key: str) -> int:
 
 def _number(bound: Tensor | float) -> float:
     return float(bound)
-
