@@ -36,6 +36,24 @@ def test_every_link_between_pages_leads_somewhere():
             assert (page.parent / target).exists(), f"{page.name} → {target}"
 
 
+def test_every_rule_is_defined_once_and_cited_modules_and_tests_exist():
+    rules = (ROOT / "docs" / "rules.md").read_text()
+    assert re.findall(r"^\*\*(R\d+)\.", rules, re.M) == [f"R{k}" for k in range(1, 13)]
+    for cited in re.findall(r"`((?:\w+/)+\w+\.py)`", rules):
+        assert (ROOT / cited).exists() or (ROOT / "src" / "sordino" / cited).exists(), cited
+
+
+def test_every_threat_names_a_test_that_exists_or_says_that_it_is_not_there_yet():
+    lines = (ROOT / "docs" / "threats.md").read_text().splitlines()
+    table = [line for line in lines if line.startswith("|")][2:]
+    assert len(table) > 15
+    for line in table:
+        cited = re.findall(r"`(tests/[\w/]+\.py)`", line)
+        assert cited or line.endswith("| none |"), line
+        for one in cited:
+            assert (ROOT / one).exists() or "†" in line, one
+
+
 @pytest.mark.parametrize("path", sorted(ROOT.glob("examples/*.toml")), ids=lambda p: p.stem)
 def test_every_example_study_plans(path):
     from sordino.study.file import read_study

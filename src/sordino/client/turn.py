@@ -6,7 +6,7 @@ sample → per-record gradients → factors → gate (bound, noise, divide) → 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sordino.client.ask import Question, scalar_piece
 from sordino.client.clip import Clip, Public, per_record, per_row
-from sordino.client.gradients import Alone, Engine, Graded
+from sordino.client.gradients import Alone, Engine, Graded, Single
 from sordino.client.local import Local
 from sordino.client.rows import Rows
 from sordino.errors import SordinoError
@@ -97,7 +97,7 @@ def answer(
     # Weights are equal, so rows need no stack of their own: one flat pass serves them all, on a GPU too.
     alone = replace(work, also=(question,), stack=False)
     if work.alone is not None and gate.private:
-        batch = _single_answers(alone, rows, params, public)
+        batch = _singles(alone, rows, 0, params, public, question.of_losses)
         return gate.release(permit, 0, batch, bounds, 1)[question.what]
     pieces = _heard(alone, rows, params, public) if question.of_losses else _pieces(alone, rows, 0, params, public)
     return gate.release(permit, 0, pieces, bounds, 1)[question.what]
@@ -121,65 +121,38 @@ def _answers(question: Question, losses: Tensor, public: Public, owner: Tensor |
     return scalar_piece(values, owner, rows, lambda v: v[:, None] if owner is None else v[owner])
 
 
-def _singles(work: Work, rows: Rows, step: int, params: Tensor, public: Public) -> OneByOne:
-    """The step's batch one record at a time: its gradient, and its answers to what is asked of the same batch."""
-    if work.alone is None:
-        raise SordinoError("this work does not take records one at a time")
-    grade, _ = work.alone.under(params[0])
-    read, positions = _reader(rows, step)
+def _singles(work: Work, rows: Rows, step: int, params: Tensor, public: Public, only: bool = False) -> OneByOne:
+    """The step's batch one record at a time: gradients, and answers to what is asked of the same batch.
 
-    def terms(k: int) -> Mapping[str, Term]:
-        record = read(k)
-        if record is None:
-            return {}
-        loss, gradient = grade(*record)
-        norm = float(torch.linalg.vector_norm(gradient, dtype=torch.float64))
-        if not (math.isfinite(loss) and math.isfinite(norm)):
-            return {}
-        losses, norms = gradient.new_tensor([[loss]]), gradient.new_tensor([[norm]])
-        found = {"gradient": Term(gradient, norm, float(work.clip.factors(losses, norms, public)))}
-        if norm > 0:  # a record that teaches nothing answers nothing, as in a simulation
-            found |= {q.what: _said(q, losses, norms, public) for q in work.also}
-        return found
-
-    return OneByOne(positions, terms)
-
-
-def _single_answers(work: Work, rows: Rows, params: Tensor, public: Public) -> OneByOne:
-    """A batch's answers to a question, one record at a time."""
-    if work.alone is None or not work.also[0].of_losses:
-        return _singles(work, rows, 0, params, public)
-    _, loss_of = work.alone.under(params[0])
-    read, positions = _reader(rows, 0)
-    question = work.also[0]
-
-    def terms(k: int) -> Mapping[str, Term]:
-        record = read(k)
-        loss = math.nan if record is None else loss_of(*record)
-        if not math.isfinite(loss):
-            return {}
-        losses = params.new_tensor([[loss]])
-        return {question.what: _said(question, losses, losses, public)}
-
-    return OneByOne(positions, terms)
-
-
-def _said(question: Question, losses: Tensor, norms: Tensor, public: Public) -> Term:
-    value = question.values(losses, norms, public).reshape(1)
-    return Term(value, abs(float(value)), 1.0)
-
-
-def _reader(rows: Rows, step: int) -> tuple[Callable[[int], tuple[Tensor, Tensor] | None], int]:
-    """The only row's batch, record by record (None: a null row), and how many there are."""
-    if len(rows.turns) != 1:
-        raise SordinoError("exact sums are made one row at a time")
+    ``only``: answers to a question about losses, for which no gradient is needed.
+    """
+    if work.alone is None or len(rows.turns) != 1:
+        raise SordinoError("exact sums are made one row at a time, by work that takes records one by one")
+    grade = work.alone.under(params[0], gradients=not only)
     where = torch.from_numpy(rows.batches[0][step])
 
-    def read(k: int) -> tuple[Tensor, Tensor] | None:
-        x, y, valid = rows.records.at(where[k : k + 1])
-        return None if valid is not None and not bool(valid) else (x[0], y[0])
+    def terms(some: Sequence[int]) -> list[Mapping[str, Term]]:
+        x, y, valid = rows.records.at(where[list(some)])
+        usable = [True] * len(y) if valid is None else valid.tolist()
+        return [_terms_of(work, one, public, only) if good else {} for one, good in zip(grade(x, y), usable)]
 
-    return read, len(where)
+    return OneByOne(len(where), terms, work.alone.block)
+
+
+def _terms_of(work: Work, record: Single | None, public: Public, only: bool) -> dict[str, Term]:
+    """What one record adds. One that raised an error, or whose numbers are not finite, adds nothing."""
+    if record is None or not math.isfinite(record.loss):
+        return {}
+    norm = record.loss if only else float(torch.linalg.vector_norm(record.gradient, dtype=torch.float64))
+    losses, norms = record.gradient.new_tensor([[record.loss]]), record.gradient.new_tensor([[norm]])
+    if not math.isfinite(norm):
+        return {}
+    found = {} if only else {"gradient": Term(record.gradient, norm, float(work.clip.factors(losses, norms, public)))}
+    if only or norm > 0:  # a record that teaches nothing answers nothing, as in a simulation
+        for question in work.also:
+            value = question.values(losses, norms, public).reshape(1)
+            found[question.what] = Term(value, abs(float(value)), 1.0)
+    return found
 
 
 def _pieces(work: Work, rows: Rows, step: int, params: Tensor, public: Public) -> Iterator[Mapping[str, Piece]]:

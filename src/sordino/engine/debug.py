@@ -7,7 +7,7 @@ a run could use. An error says whose turn it was, in which round and step, and a
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -134,15 +134,14 @@ class _Glass(Gate):
             return super().release(permit, step, pieces, bounds, width)
         if isinstance(pieces, OneByOne):
             with one_thread():  # in their order
-                pieces = OneByOne(pieces.count, self._looked_alone(pieces))
+                pieces = replace(pieces, terms=self._looked_alone(pieces))
                 return super().release(permit, step, pieces, bounds, width)
         return super().release(permit, step, self._looked(pieces, bounds["gradient"]), bounds, width)
 
-    def _looked_alone(self, batch: OneByOne) -> Callable[[int], Mapping[str, Term]]:
-        def terms(k: int) -> Mapping[str, Term]:
-            found = batch.terms(k)
-            if "gradient" in found:
-                one = found["gradient"]
+    def _looked_alone(self, batch: OneByOne) -> Callable[[Sequence[int]], Sequence[Mapping[str, Term]]]:
+        def terms(some: Sequence[int]) -> Sequence[Mapping[str, Term]]:
+            found = batch.terms(some)
+            for one in (each["gradient"] for each in found if "gradient" in each):
                 self._watch.see("factors", torch.tensor([one.factor]))
                 self._watch.see("gradients", one.vector[None])
             return found

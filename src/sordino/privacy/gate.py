@@ -58,13 +58,15 @@ class Term:
 
 @dataclass(frozen=True)
 class OneByOne:
-    """A batch of ``count`` records that is looked at one record at a time, for exact sums.
+    """A batch of ``count`` records whose terms are computed one by one, for exact sums.
 
-    ``terms(k)`` are the terms of record k by part. It may raise: then the record adds nothing, and nobody can tell.
+    ``terms(some)`` are the terms of some records (at most ``block`` of them), by part. What a record's are may depend
+    on nothing but that record; where it raises, its records are asked for one by one, and one that raises adds nothing.
     """
 
     count: int
-    terms: Callable[[int], Mapping[str, Term]]
+    terms: Callable[[Sequence[int]], Sequence[Mapping[str, Term]]]
+    block: int = 1
 
 
 Batch = Iterable[Mapping[str, Piece]] | OneByOne
@@ -268,31 +270,45 @@ def exact_sums(batch: OneByOne, lattices: Mapping[str, Lattice]) -> dict[str, Te
     """
     for lattice in lattices.values():
         lattice.check_room(batch.count, 0.0)
-    threads = max(1, min(torch.get_num_threads(), batch.count))
-    shares = side_by_side(lambda first: _share(batch, lattices, range(first, batch.count, threads)), range(threads))
+    threads = torch.get_num_threads()
+    block = max(1, min(batch.block, -(-batch.count // threads)))
+    blocks = [range(start, min(batch.count, start + block)) for start in range(0, batch.count, block)]
+    shares = side_by_side(lambda first: _share(batch, lattices, blocks[first::threads]), range(threads))
     troubles = sum(one[1] for one in shares)
     if troubles:
         log.warning("%d of %d records could not be computed and added nothing", troubles, batch.count)
     return {p: sum((one[0][p] for one in shares[1:]), shares[0][0][p])[None] * lattices[p].step for p in lattices}
 
 
-def _share(batch: OneByOne, lattices: Mapping[str, Lattice], records: Iterable[int]) -> tuple[dict[str, Tensor], int]:
+def _share(
+    batch: OneByOne, lattices: Mapping[str, Lattice], blocks: Iterable[Sequence[int]]
+) -> tuple[dict[str, Tensor], int]:
     """Sums over some of the records, in lattice units, and how many of them raised an error."""
     totals = {part: torch.zeros(one.width, dtype=torch.float64) for part, one in lattices.items()}
     troubles = 0
     with one_thread():
-        for k in records:
-            try:
-                terms = batch.terms(k)
-                found = {part: lattices[part].units(t.vector, t.norm, t.factor) for part, t in terms.items()}
-            except Exception:  # whatever a record makes a model do: it stays at the client (R10)
-                log.debug("a record raised", exc_info=True)
-                troubles += 1
-                continue
-            for part, units in found.items():
-                if units is not None:
-                    totals[part] += units
+        for block in blocks:
+            for terms in _terms(batch, block):
+                if terms is None:
+                    troubles += 1
+                    continue
+                for part in totals.keys() & terms.keys():
+                    term = terms[part]
+                    units = lattices[part].units(term.vector, term.norm, term.factor)
+                    if units is not None:
+                        totals[part] += units
     return totals, troubles
+
+
+def _terms(batch: OneByOne, block: Sequence[int]) -> Sequence[Mapping[str, Term] | None]:
+    """The terms of a block's records; None for one that raised, whatever it made the model do (R10)."""
+    try:
+        return batch.terms(block)
+    except Exception:
+        if len(block) == 1:
+            log.debug("a record raised", exc_info=True)
+            return [None]
+        return [one for k in block for one in _terms(batch, [k])]
 
 
 def fingerprint(*parts: object) -> str:

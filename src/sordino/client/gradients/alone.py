@@ -1,9 +1,10 @@
 """One record at a time: how a site computes losses and gradients.
 
 A batch's kernels round a record's numbers differently when its neighbours, its place or the size of the batch change,
-and with weights that a server chose such differences grow to thousands. Here every record goes through the model by
-itself, in tensors of the same shapes, on one thread: what it contributes is a function of the weights and of that
-record alone, bit for bit. Records cannot see each other either, whatever the model does with its batch.
+and with weights that a server chose such differences grow to thousands. Here what a record contributes is a function
+of the weights and of that record alone, bit for bit: either it goes through the model by itself, in tensors of the same
+shapes, on one thread; or, in chains of simple layers, a few records go side by side through operations that keep them
+apart (:mod:`apart`). Records cannot see each other either, whatever the model does with its batch.
 """
 
 from __future__ import annotations
@@ -16,17 +17,23 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from sordino.client.gradients.layout import layout_of, load
+from sordino.client.gradients.apart import Backward, Maker, Space, Unserved, stages_of
+from sordino.client.gradients.layout import dimension_of, layout_of, load
 from sordino.client.gradients.losses import Loss
 
-Parameters = list[nn.Parameter]
+BLOCK, BYTES = 8, 1 << 22
+"""Records that go side by side: enough to share what a call costs, few enough that all stays in the cache."""
 
 
-class Graded(NamedTuple):
-    """One record: its loss, and its gradient over all trainable parameters, ``[d]``."""
+class Single(NamedTuple):
+    """One record: its loss, and its gradient over all trainable parameters, ``[d]`` (empty where it was not asked)."""
 
     loss: float
     gradient: Tensor
+
+
+Grade = Callable[[Tensor, Tensor], list[Single | None]]
+"""From records ``x[n, …]``, ``y[n]``: each by itself; None where a record raised an error."""
 
 
 class _Copy:
@@ -46,17 +53,40 @@ class Alone:
     ----------
     A record's loss and gradient depend on the weights and on that record alone, bit for bit: not on the batch it was
     drawn in, its place there, its neighbours or the number of threads. What a model writes into its buffers is undone
-    before the next record.
+    before the next record. Each thread that calls computes by itself (``privacy.threads.one_thread``), and what it gets
+    is valid until its next call.
     """
 
-    def __init__(self, model: nn.Module, loss: Loss) -> None:
+    def __init__(self, model: nn.Module, loss: Loss, apart: bool = True) -> None:
         self._model, self._loss = copy.deepcopy(model), loss
         self._slots = layout_of(model)
+        self._stages = stages_of(self._model, self._slots) if apart else None
         self._own = threading.local()
 
-    def under(self, weights: Tensor) -> tuple[Callable[[Tensor, Tensor], Graded], Callable[[Tensor, Tensor], float]]:
-        """Two functions of a record (x, y) under these weights, ``[d]``: its loss and gradient, and its loss only."""
-        flat, ticket = weights.detach().clone(), object()
+    @property
+    def block(self) -> int:
+        """How many records to hand over at a time."""
+        return 1 if self._stages is None else max(1, min(BLOCK, BYTES // (4 * dimension_of(self._slots))))
+
+    def under(self, weights: Tensor, gradients: bool = True) -> Grade:
+        """What grades records under these weights, ``[d]``; or gives their losses only."""
+        flat = weights.detach().clone()
+        singly = self._singly(flat, gradients)
+        if self._stages is None or flat.dtype is not torch.float32:
+            return singly
+        apart = self._apart(self._stages, flat, gradients)
+
+        def grade(x: Tensor, y: Tensor) -> list[Single | None]:
+            try:
+                return apart(x, y) if self._stages is not None else singly(x, y)
+            except Unserved:
+                self._stages = None
+                return singly(x, y)
+
+        return grade
+
+    def _singly(self, flat: Tensor, gradients: bool) -> Grade:
+        ticket = object()
 
         def ready() -> _Copy:
             own: _Copy | None = getattr(self._own, "copy", None)
@@ -69,20 +99,54 @@ class Alone:
                 buffer.copy_(before)
             return own
 
-        def grade(x: Tensor, y: Tensor) -> Graded:
+        def one(x: Tensor, y: Tensor) -> Single | None:
             own = ready()
-            with torch.enable_grad():
-                loss = self._value(own.model, x, y)
-            found = torch.autograd.grad(loss, own.parameters, allow_unused=True, materialize_grads=True)
-            return Graded(float(loss.detach()), torch.cat([one.reshape(-1) for one in found]))
+            try:  # copies lie where every other record's lay: aligned alike
+                with torch.set_grad_enabled(gradients):
+                    loss = self._loss.values(own.model(x.clone()[None]), y.clone()[None]).squeeze(0)
+                if not gradients:
+                    return Single(float(loss), flat[:0])
+                found = torch.autograd.grad(loss, own.parameters, allow_unused=True, materialize_grads=True)
+                return Single(float(loss.detach()), torch.cat([each.reshape(-1) for each in found]))
+            except Exception:  # it contributes nothing, and nobody can tell (R10)
+                return None
 
-        def only_loss(x: Tensor, y: Tensor) -> float:
-            own = ready()
+        return lambda x, y: [one(*record) for record in zip(x, y)]
+
+    def _apart(self, makers: list[Maker], flat: Tensor, gradients: bool) -> Grade:
+        stages = [make(flat) for make in makers]
+        first = next(k for k, one in enumerate(stages) if hasattr(one, "weight"))
+        width = dimension_of(self._slots)
+
+        def grade(x: Tensor, y: Tensor) -> list[Single | None]:
+            space: Space | None = getattr(self._own, "space", None)
+            if space is None:
+                space = self._own.space = Space()
             with torch.no_grad():
-                return float(self._value(own.model, x, y))
+                ways: list[Backward] = []
+                for stage in stages:
+                    x, way = stage.forward(x, space)
+                    ways.append(way)
+                losses, slopes = self._losses(x, y, space)
+                if not gradients:
+                    return [None if loss is None else Single(loss, flat[:0]) for loss in losses]
+                grads = space.lanes("gradients", len(y), (width,))
+                for k in range(len(ways) - 1, first - 1, -1):
+                    slopes = ways[k](slopes, grads, k > first)
+            return [None if loss is None else Single(loss, one) for loss, one in zip(losses, grads)]
 
-        return grade, only_loss
+        return grade
 
-    def _value(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        """The loss of one record, in a batch of its own. Copies lie where every other record's lay: aligned alike."""
-        return self._loss.values(model(x.clone().unsqueeze(0)), y.clone().unsqueeze(0)).squeeze(0)
+    def _losses(self, outputs: Tensor, y: Tensor, space: Space) -> tuple[list[float | None], Tensor]:
+        """Every record's loss (None where it raised) and its slopes, one call each."""
+        own = space.in_lanes("outputs", outputs)
+        slopes = torch.zeros_like(own)
+        losses: list[float | None] = []
+        for k in range(len(y)):
+            try:
+                loss, slope = self._loss.graded(own[k : k + 1].clone(), y[k : k + 1].clone())
+                losses.append(float(loss))
+                slopes[k] = slope[0]
+            except Exception:  # a label that is none
+                losses.append(None)
+        return losses, slopes

@@ -227,7 +227,7 @@ def chain_of(model: nn.Module, layers: list[Layer]) -> Chain | None:
     by_name = {layer.name: layer for layer in layers}
     stages: list[Stage] = []
     trained: list[int] = []
-    for name, module in _in_order("", model):
+    for name, module in in_order("", model):
         if name not in by_name:
             if any(inner.startswith(f"{name}.") for inner in by_name):
                 return None
@@ -256,14 +256,14 @@ def _joined(stages: list[Stage]) -> tuple[Stage, ...]:
     return tuple(kept)
 
 
-def _in_order(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+def in_order(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Modules of nested sequences in the order in which they run."""
     if type(module) is not nn.Sequential:
         yield name, module
         return
     for key, child in module._modules.items():
         if child is not None:
-            yield from _in_order(f"{name}.{key}" if name else key, child)
+            yield from in_order(f"{name}.{key}" if name else key, child)
 
 
 def _stage(name: str, module: nn.Module, before: Stage) -> Stage:

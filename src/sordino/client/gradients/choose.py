@@ -230,9 +230,9 @@ def plain_sums(
 
 
 def _two_like(x: Tensor, y: Tensor, seed: int) -> tuple[Tensor, Tensor]:
-    """Two records at random where they are numbers, so that no client's values decide; else the first one twice."""
-    labels = y[:1].expand(2, *y.shape[1:])
+    """Two records at random where they are numbers, else of zeros: no client's values decide which engine is taken."""
+    labels = torch.zeros_like(y[:1]).expand(2, *y.shape[1:])
     if not x.is_floating_point():
-        return x[:1].expand(2, *x.shape[1:]), labels
+        return torch.zeros_like(x[:1]).expand(2, *x.shape[1:]), labels
     generator = torch.Generator().manual_seed(seed)
     return torch.randn((2, *x.shape[1:]), generator=generator, dtype=x.dtype).to(x.device), labels

@@ -1,0 +1,334 @@
+"""Chains of simple layers over a few records that are kept apart: the fast half of :mod:`alone`.
+
+What is copied, compared, multiplied or added number by number gives the same bits wherever a record lies in a block, so
+that is done for all records of the block at once. What adds many numbers up (products of matrices, a loss) is called
+for every record by itself, always with the same shapes and the same alignment in memory. So a record's gradient is a
+bit-exact function of the weights and that record, as if it had been alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from sordino.client.gradients.chain import in_order
+from sordino.client.gradients.layout import view_of
+from sordino.client.gradients.patches import Geometry, Pair, patches_view
+from sordino.client.gradients.tape import Workspace
+from sordino.client.gradients.types import Slot
+
+Backward = Callable[[Tensor, Tensor, bool], Tensor]
+"""From the gradient of a stage's output: write the gradients of its parameters into ``[n, d]``, and give that of its
+input where something further back needs it."""
+
+FEW_CHANNELS = 4
+LINE = 16
+"""Floats in 64 bytes: every record's part of a buffer begins on such a boundary."""
+
+
+class Unserved(Exception):
+    """Records of this shape (which is public) are not served here."""
+
+
+class Space:
+    """A thread's buffers, used again for every block: fresh ones would be paged in each time."""
+
+    def __init__(self) -> None:
+        self._buffers = Workspace()
+
+    def lanes(self, key: str, records: int, shape: tuple[int, ...]) -> Tensor:
+        """An empty float32 ``[records, *shape]`` in which every record lies on a boundary of its own."""
+        size = math.prod(shape)
+        wide = -(-size // LINE) * LINE
+        room = self._buffers.take(key, (records, wide), torch.float32, torch.device("cpu"))
+        found: Tensor = room[:, :size].unflatten(1, shape)
+        return found
+
+    def in_lanes(self, key: str, x: Tensor) -> Tensor:
+        """The same numbers, every record on a boundary of its own and in one piece."""
+        inner = x[0].is_contiguous() if len(x) else True
+        if inner and x.stride(0) % LINE == 0 and x.data_ptr() % (4 * LINE) == 0:
+            return x
+        return self.lanes(key, len(x), tuple(x.shape[1:])).copy_(x)
+
+
+class Stage(Protocol):
+    """One module of a chain, with the weights it has now."""
+
+    def forward(self, x: Tensor, space: Space) -> tuple[Tensor, Backward]:
+        """Outputs of all records, and the way back."""
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """Patches times weights, a product a record, with channels last.
+
+    A patch holds (row, column, channel) of what the kernel sees. Where channels are few, shifted images take the place
+    of patches, so that copies are long: then it is (channel, row, column), and a record's matrix is turned.
+    """
+
+    name: str
+    weight: Slot
+    bias: Slot | None
+    geometry: Geometry
+    few: bool
+    kernels: Tensor
+    """``[patch, outputs]``."""
+    turned: Tensor
+    """``[outputs, patch]``."""
+    shift: Tensor
+
+    def forward(self, x: Tensor, space: Space) -> tuple[Tensor, Backward]:
+        """The convolution."""
+        size = self.geometry.output(x.shape[2], x.shape[3])
+        key = f"{self.name}/seen"
+        seen = planes(x, self.geometry, size, key, space) if self.few else patches(x, self.geometry, size, key, space)
+        out = space.lanes(f"{self.name}/out", len(x), (seen.shape[1], len(self.shift)))
+        for one, target in zip(seen, out):
+            torch.mm(one, self.kernels, out=target)
+        out += self.shift
+
+        def backward(dy: Tensor, grads: Tensor, further: bool) -> Tensor:
+            slopes = space.in_lanes(f"{self.name}/dy", dy.permute(0, 2, 3, 1).flatten(1, 2))
+            found = space.lanes(f"{self.name}/grads", len(dy), (len(self.shift), len(self.kernels)))
+            for one, record, target in zip(slopes, seen, found):
+                torch.mm(one.t(), record, out=target)
+            view_of(grads, self.weight).copy_(self._in_order(found, x.shape[1]))
+            if self.bias is not None:
+                self._shifts(slopes, view_of(grads, self.bias), space)
+            return self._input_gradient(slopes, x.shape, size, space) if further else dy
+
+        return out.unflatten(1, size).permute(0, 3, 1, 2), backward
+
+    def _in_order(self, found: Tensor, channels: int) -> Tensor:
+        """Gradients ``[n, outputs, patch]`` in the parameter's order."""
+        if self.few:
+            return found.unflatten(2, self.weight.shape[1:])  # type: ignore[no-any-return]
+        shaped: Tensor = found.unflatten(2, (*self.geometry.kernel, channels))
+        return shaped.permute(0, 1, 4, 2, 3)
+
+    def _shifts(self, slopes: Tensor, out: Tensor, space: Space) -> None:
+        """Gradients of the bias: a product with ones a record."""
+        ones, found = slopes.new_ones(slopes.shape[1]), space.lanes(f"{self.name}/shifts", len(slopes), (out.shape[1],))
+        for one, target in zip(slopes, found):
+            torch.mv(one.t(), ones, out=target)
+        out.copy_(found)
+
+    def _input_gradient(self, slopes: Tensor, shape: torch.Size, size: Pair, space: Space) -> Tensor:
+        """Gradients of the patches, added back tap by tap: every number gets its terms in one order."""
+        spread = space.lanes(f"{self.name}/back", len(slopes), (slopes.shape[1], self.turned.shape[1]))
+        for one, target in zip(slopes, spread):
+            torch.mm(one, self.turned, out=target)
+        (ph, pw), (sh, sw), (dh, dw) = self.geometry.padding, self.geometry.stride, self.geometry.dilation
+        padded = slopes.new_zeros(shape[0], shape[2] + 2 * ph, shape[3] + 2 * pw, shape[1])
+        windows = spread.unflatten(1, size)
+        if self.few:
+            windows = windows.unflatten(3, (shape[1], *self.geometry.kernel)).permute(0, 1, 2, 4, 5, 3)
+        else:
+            windows = windows.unflatten(3, (*self.geometry.kernel, shape[1]))
+        for row in range(self.geometry.kernel[0]):
+            for column in range(self.geometry.kernel[1]):
+                top, left = row * dh, column * dw
+                part = padded[:, top : top + sh * (size[0] - 1) + 1 : sh, left : left + sw * (size[1] - 1) + 1 : sw]
+                part += windows[:, :, :, row, column]
+        return padded[:, ph : ph + shape[2], pw : pw + shape[3]].permute(0, 3, 1, 2)
+
+
+def planes(x: Tensor, geometry: Geometry, size: Pair, key: str, space: Space) -> Tensor:
+    """Shifted images of every record, as ``[n, positions, channels·kh·kw]``."""
+    (high, wide), (sh, sw), (dh, dw) = geometry.padding, geometry.stride, geometry.dilation
+    n, channels, height, width = x.shape
+    padded = x.new_zeros(n, channels, height + 2 * high, width + 2 * wide)
+    padded[:, :, high : high + height, wide : wide + width] = x
+    at_n, at_c, at_h, at_w = padded.stride()
+    strides = (at_n, at_c, dh * at_h, dw * at_w, sh * at_h, sw * at_w)
+    view = padded.as_strided((n, channels, *geometry.kernel, *size), strides)
+    found = space.lanes(key, n, (channels * geometry.taps, size[0] * size[1]))
+    found.unflatten(1, (channels, *geometry.kernel)).unflatten(4, size).copy_(view)
+    return found.transpose(1, 2)
+
+
+def patches(x: Tensor, geometry: Geometry, size: Pair, key: str, space: Space) -> Tensor:
+    """What the kernel sees at every position of every record, ``[n, positions, kh·kw·channels]``."""
+    (high, wide), (n, channels, height, width) = geometry.padding, x.shape
+    padded = x.new_zeros(n, height + 2 * high, width + 2 * wide, channels)
+    padded[:, high : high + height, wide : wide + width] = x.permute(0, 2, 3, 1)
+    found = space.lanes(key, n, (size[0] * size[1], channels * geometry.taps))
+    found.unflatten(1, size).unflatten(3, (*geometry.kernel, channels)).copy_(patches_view(padded, geometry))
+    return found
+
+
+@dataclass(frozen=True)
+class Product:
+    """A linear layer of flat records: a product of matrix and vector a record."""
+
+    name: str
+    weight: Slot
+    bias: Slot | None
+    matrix: Tensor
+    turned: Tensor
+    shift: Tensor
+
+    def forward(self, x: Tensor, space: Space) -> tuple[Tensor, Backward]:
+        """x Wᵀ + b."""
+        if x.dim() != 2:
+            raise Unserved
+        seen = space.in_lanes(f"{self.name}/seen", x)
+        out = space.lanes(f"{self.name}/out", len(x), (self.matrix.shape[0],))
+        for one, target in zip(seen, out):
+            torch.mv(self.matrix, one, out=target)
+        out += self.shift
+
+        def backward(dy: Tensor, grads: Tensor, further: bool) -> Tensor:
+            torch.mul(dy[:, :, None], seen[:, None, :], out=view_of(grads, self.weight))
+            if self.bias is not None:
+                view_of(grads, self.bias).copy_(dy)
+            if not further:
+                return dy
+            back = space.lanes(f"{self.name}/back", len(dy), (self.matrix.shape[1],))
+            for one, target in zip(space.in_lanes(f"{self.name}/dy", dy), back):
+                torch.mv(self.turned, one, out=target)
+            return back
+
+        return out, backward
+
+
+class Rectifier:
+    """max(x, 0)."""
+
+    def forward(self, x: Tensor, space: Space) -> tuple[Tensor, Backward]:
+        """A comparison a number."""
+        out = torch.relu(x)
+        return out, lambda dy, grads, further: torch.ops.aten.threshold_backward(dy, out, 0)
+
+
+@dataclass(frozen=True)
+class Tangent:
+    """tanh(x): a function whose last bit may depend on where a number lies, so each record's is called alone."""
+
+    name: str
+
+    def forward(self, x: Tensor, space: Space) -> tuple[Tensor, Backward]:
+        """Record by record; the slope 1 − y² is made of single multiplications and subtractions."""
+        seen = space.in_lanes(f"{self.name}/seen", x)
+        out = space.lanes(f"{self.name}/out", len(x), tuple(x.shape[1:]))
+        for one, target in zip(seen, out):
+            torch.tanh(one, out=target)
+        return out, lambda dy, grads, further: dy * (1 - out * out)
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Largest value of every window."""
+
+    geometry: Geometry
+
+    def forward(self, x: Tensor, space: Space) -> tuple[Tensor, Backward]:
+        """Comparisons, and where the largest was."""
+        places = (self.geometry.kernel, self.geometry.stride, self.geometry.padding, self.geometry.dilation, False)
+        out, index = torch.ops.aten.max_pool2d_with_indices(x, *places)
+
+        def backward(dy: Tensor, grads: Tensor, further: bool) -> Tensor:
+            dx: Tensor = torch.ops.aten.max_pool2d_with_indices_backward(
+                dy.contiguous(), x.contiguous(), *places, index
+            )
+            return dx
+
+        return out, backward
+
+
+class Flat:
+    """All axes but the records' as one."""
+
+    def forward(self, x: Tensor, space: Space) -> tuple[Tensor, Backward]:
+        """In the order of the axes."""
+        shape = x.shape
+        return x.flatten(1), lambda dy, grads, further: dy.unflatten(1, shape[1:])
+
+
+@dataclass(frozen=True)
+class Before:
+    """A module before the first trained layer, given one record at a time."""
+
+    module: nn.Module
+
+    def forward(self, x: Tensor, space: Space) -> tuple[Tensor, Backward]:
+        """Record by record."""
+        return torch.cat([self.module(one[None].clone()) for one in x]), lambda dy, grads, further: dy
+
+
+Maker = Callable[[Tensor], Stage]
+"""A stage under given weights ``[d]``."""
+
+
+def stages_of(model: nn.Module, slots: Sequence[Slot]) -> list[Maker] | None:
+    """How each module of a chain is served, or None where one of them is not served here."""
+    by_layer: dict[str, dict[str, Slot]] = {}
+    for slot in slots:
+        layer, _, own = slot.name.rpartition(".")
+        by_layer.setdefault(layer, {})[own] = slot
+    makers: list[Maker] = []
+    trained = False
+    for name, module in _pool_first(list(in_order("", model))):
+        found = _maker(name, module, by_layer.pop(name, {}), trained)
+        if found is None:
+            return None
+        trained = trained or type(module) in (nn.Conv2d, nn.Linear)
+        makers.append(found)
+    return makers if trained and not by_layer else None
+
+
+def _pool_first(chain: list[tuple[str, nn.Module]]) -> list[tuple[str, nn.Module]]:
+    """ReLU after max-pooling instead of before it: the same function and gradient on a quarter of the numbers."""
+    for k in range(len(chain) - 1):
+        if type(chain[k][1]) is nn.ReLU and type(chain[k + 1][1]) is nn.MaxPool2d:
+            chain[k], chain[k + 1] = chain[k + 1], chain[k]
+    return chain
+
+
+def _maker(name: str, module: nn.Module, own: dict[str, Slot], trained: bool) -> Maker | None:
+    if type(module) is nn.Conv2d and "weight" in own and _plain(module, own):
+        return lambda flat: _convolution(name, module, own, flat)
+    if type(module) is nn.Linear and "weight" in own and (module.bias is None) == ("bias" not in own):
+        return lambda flat: _product(name, own, flat)
+    if own or any(True for _ in module.parameters()):
+        return None
+    if type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1):
+        return lambda flat: Flat()
+    if not trained:
+        return lambda flat: Before(module)
+    if type(module) is nn.MaxPool2d and not (module.return_indices or module.ceil_mode):
+        sides = [_pair(one) for one in (module.kernel_size, module.stride, module.padding, module.dilation)]
+        return lambda flat: Pool(Geometry(*sides))
+    if type(module) is nn.ReLU:
+        return lambda flat: Rectifier()
+    return (lambda flat: Tangent(name)) if type(module) is nn.Tanh else None
+
+
+def _plain(module: nn.Conv2d, own: dict[str, Slot]) -> bool:
+    zeros = module.padding_mode == "zeros" and not isinstance(module.padding, str)
+    return zeros and module.groups == 1 and (module.bias is None) == ("bias" not in own)
+
+
+def _pair(value: int | tuple[int, ...]) -> Pair:
+    return (value, value) if isinstance(value, int) else (value[0], value[1])
+
+
+def _convolution(name: str, module: nn.Conv2d, own: dict[str, Slot], flat: Tensor) -> Convolution:
+    sides = [_pair(one) for one in (module.kernel_size, module.stride, module.padding, module.dilation)]  # type: ignore[arg-type]
+    weight, geometry = view_of(flat, own["weight"]), Geometry(*sides)
+    few = weight.shape[1] <= FEW_CHANNELS
+    turned = (weight if few else weight.permute(0, 2, 3, 1)).flatten(1).contiguous()
+    shift = view_of(flat, own["bias"]).clone() if "bias" in own else flat.new_zeros(len(weight))
+    return Convolution(name, own["weight"], own.get("bias"), geometry, few, turned.t().contiguous(), turned, shift)
+
+
+def _product(name: str, own: dict[str, Slot], flat: Tensor) -> Product:
+    matrix = view_of(flat, own["weight"]).clone()
+    shift = view_of(flat, own["bias"]).clone() if "bias" in own else flat.new_zeros(len(matrix))
+    return Product(name, own["weight"], own.get("bias"), matrix, matrix.t().contiguous(), shift)

@@ -1,0 +1,104 @@
+"""Weights, records and factors that a hostile server, or a hostile record, would choose."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sordino import models
+from sordino.models import isolated
+
+
+@isolated
+class Tokens(nn.Module):
+    """An embedding of repeated indices, two linear layers over positions, then a mean."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.wide, self.out = nn.Embedding(5, 6), nn.Linear(6, 40), nn.Linear(40, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.out(torch.relu(self.wide(self.table(x)))).mean(1)
+        return out
+
+
+def _chain(*layers: nn.Module, width: int) -> nn.Sequential:
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(width, 3))
+
+
+MODELS = {
+    "logistic": (lambda: models.build("logistic", (6,), 3), (6,)),
+    "mlp": (lambda: models.build("mlp", (6,), 3, hidden=10), (6,)),
+    "cnn-small": (lambda: models.build("cnn-small", (1, 8, 8), 3), (1, 8, 8)),
+    "robust-hdp-cnn": (lambda: models.build("robust-hdp-cnn", (1, 8, 8), 3), (1, 8, 8)),
+    "tramer-mnist": (lambda: models.build("tramer-mnist", (1, 20, 20), 3), (1, 20, 20)),
+    "tanh": (lambda: _chain(nn.Conv2d(3, 4, 3), nn.Tanh(), nn.MaxPool2d(2), width=36), (3, 8, 8)),
+    "patches": (lambda: _chain(nn.Conv2d(4, 8, 3, stride=2, groups=2), nn.ReLU(), width=72), (4, 7, 7)),
+    "rows": (lambda: _chain(nn.Conv2d(5, 3, 3), nn.ReLU(), width=108), (5, 8, 8)),
+    "ghost": (lambda: _chain(nn.Conv2d(8, 16, 3), nn.ReLU(), width=64), (8, 4, 4)),
+    "dilated": (lambda: _chain(nn.Conv2d(2, 3, 2, dilation=2, padding=1), nn.ReLU(), width=147), (2, 7, 7)),
+    "conv1d": (lambda: _chain(nn.Conv1d(3, 6, 3, padding=1), nn.ReLU(), width=54), (3, 9)),
+    "norms": (
+        lambda: _chain(nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.LayerNorm(64), width=64),
+        (2, 6, 6),
+    ),
+    "instance": (lambda: _chain(nn.InstanceNorm2d(2, affine=True), nn.Conv2d(2, 3, 3), width=48), (2, 6, 6)),
+    "positions": (lambda: _chain(nn.Linear(20, 30), nn.ReLU(), nn.Linear(30, 2), width=8), (4, 20)),
+    "few positions": (lambda: _chain(nn.Linear(3, 4), nn.ReLU(), width=48), (12, 3)),
+    "tokens": (Tokens, (7,)),
+}
+"""Every layer rule and every way of a convolution."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model with chosen weights, a few records, and the factor a clipping rule would give each."""
+
+    name: str
+    model: nn.Module
+    x: Tensor
+    y: Tensor
+    factors: Tensor
+    clip: float
+
+
+def case(name: str, seed: int) -> Case:
+    """One case: any scale from 1e-38 to 1e38, cancelling pairs, dead units, constant records."""
+    random = np.random.default_rng([seed, *name.encode()])
+    torch.manual_seed(seed)
+    make, shape = MODELS[name]
+    model = make()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            _spoil(parameter, random)
+    n = 5
+    if name == "tokens":
+        x = torch.from_numpy(random.integers(0, 5 if random.random() < 0.5 else 2, (n, *shape)))
+    else:
+        x = torch.randn(n, *shape) * float(10.0 ** random.choice([0, 0, 0, random.uniform(-38, 38)]))
+        if random.random() < 0.4:  # constant images
+            x = x.flatten(1)[:, :1].view(n, *[1] * len(shape)).expand_as(x).clone()
+        if random.random() < 0.2:
+            x[0] = float(random.choice([np.inf, np.nan, 3e38, 1e-45]))
+    chosen = random.choice([1.0, 1.0, 0.3, -1.0, 1e30, 1e-30, 3e38, np.inf, np.nan], n)
+    factors, labels = torch.from_numpy(chosen.astype(np.float32)), torch.from_numpy(random.integers(0, 3, n))
+    return Case(name, model, x, labels, factors, float(10.0 ** random.uniform(-4, 3)))
+
+
+def _spoil(parameter: Tensor, random: np.random.Generator) -> None:
+    kind = random.integers(0, 6)
+    if kind == 1:
+        parameter *= float(10.0 ** random.uniform(-38, 38))
+    elif kind == 2:  # half of the units against the other half
+        half = len(parameter) // 2
+        parameter[half : 2 * half] = -parameter[:half] * float(1 + random.choice([0, 1e-7]))
+        parameter *= float(10.0 ** random.uniform(0, 12))
+    elif kind == 3:
+        parameter.fill_(float(random.choice([0.0, -1e10, 1e10, 1e-20, -3e38])))
+    elif kind == 4:
+        parameter *= float(10.0 ** random.uniform(-12, 12))
+    elif kind == 5 and random.random() < 0.1:
+        parameter.view(-1)[0] = float(random.choice([np.inf, np.nan]))
