@@ -352,6 +352,19 @@ def ledger_export(path: Annotated[Path, typer.Argument(help="The ledger.", show_
         typer.echo(json.dumps(export(book), indent=1, ensure_ascii=False))
 
 
+@ledger_app.command("rebind")
+def ledger_rebind(
+    site: Annotated[Path, typer.Argument(help="The site's SITE.toml.", show_default=False)],
+    officer: Annotated[str, typer.Option(help="Who decided it.", show_default=False)],
+    reason: Annotated[str, typer.Option(help="Why; it is recorded for ever.", show_default=False)],
+) -> None:
+    """Let a site's ledger go on under another site name, or with other records. What was spent stays spent."""
+    from sordino.study.site_file import read_site
+
+    account = read_site(site).rebind(reason, officer)
+    out_console.print(f"recorded: {site} goes on with the account {account!r}", highlight=False)
+
+
 def _ledger(path: Path) -> Any:
     from sordino.privacy.ledger import Ledger
 

@@ -183,8 +183,8 @@ class Tape:
             self.same("charge", "a charge", [replay, *(replace(one, run="", request="") for one in charges)])
             return charge(ledger, charges, replay)
 
-        def declared(ledger: Ledger, plans: Any) -> Any:
-            found = declare(ledger, plans)
+        def declared(ledger: Ledger, plans: Any, *more: Any) -> Any:
+            found = declare(ledger, plans, *more)
             self.same("declared", "a plan", [found, *(replace(one, run="") for one in plans)])
             return found
 

@@ -14,7 +14,7 @@ from sordino.engine.federation.wire import unpack
 FACTS = {
     wire.FACTS: {
         *("name", "records", "epsilon", "delta", "adjacency"),
-        *("releases", "spent_epsilon", "run_epsilon", "replace_one_epsilon", "not_private"),
+        *("releases", "spent_epsilon", "run_epsilon", "replace_one_epsilon", "not_private", "composition"),
     },
     wire.ACCEPTED: {"payable"},
     wire.ANSWER: {"round", "copy"},

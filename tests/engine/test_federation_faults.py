@@ -135,14 +135,16 @@ def test_a_site_that_answers_nonsense_does_not_stop_the_others(tmp_path: Path, c
 
 
 def test_a_site_with_budget_for_three_rounds_of_five_stops_after_three(tmp_path: Path, clients):
-    """It has spent two turns of the same kind in an earlier run: three are left, and the others finish."""
+    """It owes two turns of the same kind to another run, declared first: three are left, and the others finish."""
     with Rig(tmp_path, clients, table("dp-fedavg", clients, rounds=5, **STEPS)) as rig:
         client = rig.ready.plan(rig.coordinator_facts()).clients[0]
         site = rig.wires.sites["client-00"]
         site.ledger.declare([Plan("client-00", "earlier", (client.terms.event,), 2)])
+        server, state = rig.coordinator(), rig.first()
         for n in range(2):
             site.ledger.charge([Charge("client-00", "earlier", f"round {n}", "gradient", STEPS["steps"], "x")])
-        state = rig.train()
+        for _ in server.run(state):
+            pass
         took_part = [name for record in state.history for name in record["participants"]]
         assert took_part.count("client-00") == 3
         assert took_part.count("client-01") == took_part.count("client-02") == 5

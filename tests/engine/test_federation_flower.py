@@ -40,7 +40,10 @@ def five_rounds(network: Network) -> dict:
 
 @pytest.fixture(scope="module")
 def network(tmp_path_factory: pytest.TempPathFactory):
-    """Three sites; Cleo has spent two turns of the first study below in an earlier life, so three are left."""
+    """Three sites; Cleo declared the first study's turns in an earlier life and broke off after two: three are left.
+
+    They have the rate and noise that were declared before anything was released, so they need no filter.
+    """
     laid = Network.lay(tmp_path_factory.mktemp("federation"), TOTALS)
     facts = {
         name: {"records": len(mine), "epsilon": epsilon, "delta": 1e-5, "adjacency": "zero-out"}
@@ -49,8 +52,9 @@ def network(tmp_path_factory: pytest.TempPathFactory):
     turn = prepare(make_study(five_rounds(laid)), "").plan(facts).clients[2].terms.event
     with Ledger(laid.folder / "cleo.db") as book:
         book.open_account("cleo", Budget(16.0, 1e-5))
-        book.declare([Plan("cleo", "earlier", (turn,), 2)])
+        assert book.declare([Plan("cleo", "earlier", (turn,), 5)]) == {"cleo": 5}
         book.charge([Charge("cleo", "earlier", f"round {n}", "gradient", turn.count, "then") for n in range(2)])
+        book.close_plan("cleo", "earlier")
     with laid:
         yield laid
 

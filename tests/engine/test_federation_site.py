@@ -245,7 +245,7 @@ def test_another_schema_or_model_is_refused_with_a_reason(rig: Rig):
     ("change", "word"),
     [
         ({"count": 5}, "a turn of this run has 2 steps, not 5"),
-        ({"public": {"lr": 0.2, "clip": 1e-30}}, "the bound of 'gradient' is 1e-30"),
+        ({"public": {"lr": 0.2, "clip": 1e-5}}, "the bound of 'gradient' is 1e-05"),
         ({"public": {"lr": 0.2, "clip": float("nan")}}, "a number was expected"),
         ({"public": {"lr": 0.2, "clip": "all of it"}}, "a number was expected"),
         ({"weights": torch.zeros(3)}, "is not a float32 vector of the model's 650 parameters"),

@@ -129,11 +129,11 @@ def test_a_common_ledger_is_cumulative_over_runs_and_refuses_to_be_overdrawn(dig
 
 
 def test_a_client_whose_budget_ends_sits_out_and_the_others_go_on(digits, tmp_path):
-    """One client has spent most of its budget in an earlier run; it takes part while it can pay."""
+    """One client has spent most of its budget in an earlier run; it takes part while its filter can pay."""
     poor = digits.names[0]
     with Ledger(tmp_path / "l.db") as book:
         book.open_account(poor, digits.budgets[0], simulated=True)
-        noise = sd.privacy.calibrate(0.9 * digits.budgets[0].epsilon, digits.budgets[0].delta, 1.0, 1)
+        noise = sd.privacy.calibrate(0.5 * digits.budgets[0].epsilon, digits.budgets[0].delta, 1.0, 1)
         event = Event("gradient", Sampling.full(), noise)
         book.declare([Plan(poor, "earlier", (event,), 1)])
         book.charge([Charge(poor, "earlier", "once", "gradient", 1, "r")])

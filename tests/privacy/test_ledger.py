@@ -11,7 +11,8 @@ import pytest
 from ledger_cases import GRADIENT, LOSS, OTHER_REQUEST, REQUEST, charge, ended_well, forked, plan, small_ledger
 
 from sordino.errors import BadInput, BudgetRefused, SordinoError
-from sordino.privacy import accounting
+from sordino.privacy import accounting, composing
+from sordino.privacy.accounting import filters
 from sordino.privacy.ledger import Ledger, Plan
 from sordino.privacy.types import Adjacency, Budget, Event, Sampling
 
@@ -93,6 +94,7 @@ class TestPlans:
         assert cost(GRADIENT.times(10 * turns)) <= 2.0 < cost(GRADIENT.times(10 * (turns + 1)))
 
     def test_a_second_run_gets_what_the_first_left(self, ledger: Ledger) -> None:
+        """Both are declared before anything is released, so they compose like one: by the accountant."""
         ledger.open_account("hospital 3", BUDGET)
         ledger.declare([plan(8, run="a")])
         second = ledger.declare([plan(1000, run="b", turn=(GRADIENT, LOSS))])["hospital 3"]
@@ -103,6 +105,7 @@ class TestPlans:
         assert both(second) <= 2.0 < both(second + 1)
 
     def test_what_a_plan_did_not_use_is_free_after_it_is_closed(self, ledger: Ledger) -> None:
+        """For releases of the same rate and noise: those were declared before the first release, under another name."""
         ledger.open_account("hospital 3", BUDGET)
         most = ledger.declare([plan(1000, run="a")])["hospital 3"]
         ledger.charge([charge("round 1", run="a")])
@@ -141,7 +144,9 @@ class TestPlans:
         ledger.top_up("hospital 3", 1.0, "more rounds", "Dr. Weiss")
         longer = ledger.declare([plan(1000)])["hospital 3"]
         assert longer > short
-        assert cost(GRADIENT.times(10 * longer)) <= 3.0 < cost(GRADIENT.times(10 * (longer + 1)))
+        order = composing.order_of(ledger._file.book, "hospital 3")
+        rooms = [filters.divergence([GRADIENT.times(10 * (longer + k))], order) for k in (0, 1)]
+        assert rooms[0] <= filters.room(Budget(3.0, 1e-5), order) < rooms[1]  # what grew later is the filter's
         assert ledger.left("hospital 3", "a") == {"gradient": 10 * longer - 10}
 
     def test_a_closed_plan_declared_again_goes_on_where_it_was(self, ledger: Ledger) -> None:
@@ -160,9 +165,9 @@ class TestPlans:
         ledger.close_plan("hospital 3", "a")
         ledger.declare([plan(1000, run="b")])
         again = ledger.declare([plan(1000, run="a", turn=turn)])["hospital 3"]
-        assert again < 3  # whole turns that would fit beside run b, had a used nothing
+        assert again == 3  # the gradients that were declared first and that run b is not to make: those it made
         standings = ledger.standings("hospital 3")
-        assert [s.caps for s in standings if s.plan.run == "a"] == [{"gradient": 30, "loss": 0}]
+        assert [s.caps for s in standings if s.plan.run == "a"] == [{"gradient": 30, "loss": 3}]
         assert cost(*(e.times(s.caps[e.what]) for s in standings for e in s.plan.turn if s.caps)) <= 2.0
 
     def test_noise_zero_on_a_finite_budget_is_refused(self, ledger: Ledger) -> None:
@@ -310,6 +315,7 @@ class TestCharges:
 
 class TestSpending:
     def test_epsilon_is_cumulative_over_rounds_runs_and_restarts(self, tmp_path: Path) -> None:
+        """The second run was declared after releases of the first, so the total is what the filter's meter shows."""
         path = tmp_path / "l.db"
         with small_ledger(path, turns=4) as ledger:
             ledger.charge([charge("round 1")])
@@ -321,10 +327,13 @@ class TestSpending:
             ledger.charge([charge("round 1", run="b", what="loss", count=1)])
         with Ledger(path, readonly=True) as ledger:
             total = cost(GRADIENT.times(20), LOSS.times(1))
-            assert ledger.epsilon()["hospital 3"] == pytest.approx(total)
+            order = composing.order_of(ledger._file.book, "hospital 3")
+            shown = ledger.epsilon()["hospital 3"]
+            assert shown == filters.odometer([GRADIENT.times(20), LOSS.times(1)], order, 1e-5)
+            assert total < shown <= 2.0
             assert ledger.epsilon(["hospital 3"], run="a")["hospital 3"] == pytest.approx(cost(GRADIENT.times(20)))
             assert ledger.run_events("hospital 3", "b") == [LOSS]
-            assert ledger.remaining() == {"hospital 3": pytest.approx(2.0 - total)}
+            assert ledger.remaining() == {"hospital 3": pytest.approx(2.0 - shown)}
 
     def test_each_account_is_measured_by_its_own_accountant_and_delta(self, ledger: Ledger) -> None:
         ledger.open_account("x", Budget(5.0, 1e-5), accountant="rdp")

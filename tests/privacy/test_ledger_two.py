@@ -90,8 +90,8 @@ def test_a_plan_is_measured_again_when_another_one_came_in_between(
         ledger.open_account("hospital 3", budget)
         measured: list[dict[str, int]] = []
 
-        def interrupted(book: Book, plans: Sequence[Plan]) -> dict[str, int]:
-            measured.append(payable(book, plans))
+        def interrupted(book: Book, plans: Sequence[Plan], run_epsilon: float | None) -> dict[str, int]:
+            measured.append(payable(book, plans, run_epsilon))
             if len(measured) == 1:
                 with monkeypatch.context() as patch, Ledger(path) as other:
                     patch.setattr("sordino.privacy.ledger.payable", payable)

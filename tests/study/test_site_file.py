@@ -91,5 +91,24 @@ def test_a_study_and_a_site_compare_their_schemas(write):
     shape, classes, same = features(make_study(table))
     with read_site(write()).open() as site:
         assert (shape, classes, same) == ((2,), 2, site.declared.schema)
-    with read_site(write("age = [0, 100]", "age = [0, 120]")).open() as site:
+    other = read_site(write("age = [0, 100]", "age = [0, 120]"))
+    with pytest.raises(BadInput, match=r"not those that .* was kept for"), other.open():
+        pass
+    assert other.rebind("ages up to 120 are declared now", "Dr. Weiss") == "north"
+    with other.open() as site:
         assert site.declared.schema != same
+
+
+def test_add_remove_cannot_be_promised_while_the_number_of_records_is_public(write):
+    with pytest.raises(BadInput, match="use adjacency 'zero-out', which needs the same noise"):
+        read_site(write("delta = 1e-5", 'delta = 1e-5\nadjacency = "add-remove"'))
+
+
+def test_the_composition_of_the_account_is_the_sites_choice(write):
+    with read_site(write("delta = 1e-5", 'delta = 1e-5\ncomposition = "filter"')).open() as site:
+        assert site.ledger.account("north").composition == "filter"
+    with read_site(write()).open() as site:  # a file that says nothing takes it as it is
+        assert site.ledger.account("north").composition == "filter"
+    other = read_site(write("delta = 1e-5", 'delta = 1e-5\ncomposition = "declared"'))
+    with pytest.raises(BadInput, match="fixed when the account is opened"), other.open():
+        pass

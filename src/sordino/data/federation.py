@@ -13,7 +13,7 @@ import numpy.typing as npt
 from sordino.data.budgets import Spec, epsilons
 from sordino.data.partitions import Index
 from sordino.errors import BadInput
-from sordino.privacy.types import Adjacency, Budget
+from sordino.privacy.types import Adjacency, Budget, check_promised
 
 Features = npt.NDArray[np.float32]
 Targets = npt.NDArray[np.int64] | npt.NDArray[np.float32]
@@ -104,6 +104,7 @@ class Federation:
         if unknown:
             raise BadInput(f"budgets.public names {min(unknown)!r}, which is no client: clients are {self.names[0]}, …")
         kind = Adjacency.parse(adjacency)
+        check_promised(kind)
         budgets = []
         for name, epsilon, one in zip(self.names, values, deltas):
             try:

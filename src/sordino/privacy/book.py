@@ -1,20 +1,20 @@
-"""What a ledger's entries add up to: accounts, plans, counts. A fold over entries in memory; it reads no file.
+"""What a ledger's entries add up to: accounts, plans, counts. Values in memory; ``fold`` adds entries to them.
 
 An account's *commitments* are what must fit its budget: for every open plan its caps, used or not, and for every
-closed plan what was really used.
+closed plan what was really used. Its *block* is what was declared before its first charge: the part of its releases
+whose (q, z) no release can have influenced (see ``composing``).
 """
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
-from sordino.errors import BadInput, LedgerDamaged
-from sordino.privacy.chain import RESTORE, Entry
-from sordino.privacy.types import Adjacency, Budget, Event, Sampling, Scheme
+from sordino.errors import BadInput
+from sordino.privacy.types import Budget, Event, Sampling
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,8 @@ class Account:
     accountant: str
     simulated: bool
     since: str
+    composition: str = "declared"
+    """``declared``: the first plans by the accountant, later ones by a filter; ``filter``: everything by a filter."""
     top_ups: tuple[TopUp, ...] = ()
     not_private: tuple[str, ...] = ()
 
@@ -96,6 +98,8 @@ class Standing:
     entry: int
     open: bool = True
     used: dict[str, int] = field(default_factory=dict)
+    charges: dict[str, int] = field(default_factory=dict)
+    """How many charges there were of each release: turns and attempts, whatever they counted."""
 
     def cap(self, what: str) -> int | None:
         """How often ``what`` may be released in this run altogether."""
@@ -106,14 +110,51 @@ class Standing:
         return [e.times(counts[e.what]) for e in self.plan.turn if counts.get(e.what, 0) > 0]
 
 
+@dataclass(frozen=True)
+class Block:
+    """What a client had declared when it was first charged: by run the turns and caps of the plans that were open.
+
+    ``budget`` is what the account had then. None of this can depend on a release.
+    """
+
+    budget: Budget
+    payable: dict[str, int]
+    caps: dict[str, dict[str, int] | None]
+
+
+@dataclass(frozen=True)
+class Binding:
+    """Whose ledger this is: a site, its account here, and a commitment to its records under a secret ``salt``.
+
+    ``officer`` and ``reason`` say who moved it there; the first binding has none.
+    """
+
+    entry: int
+    time: str
+    account: str
+    site: str
+    commitment: str
+    salt: str
+    reason: str = ""
+    officer: str = ""
+
+
 @dataclass
 class Book:
-    """The sum of all entries so far. ``terms`` is the last entry that was not a charge or a stored copy."""
+    """The sum of all entries so far. ``terms`` is the last entry that was not a charge or a stored copy.
+
+    ``orders``: the Rényi order of an account's filter, once a plan was admitted by it. ``unprotected``: how often a
+    client released something without noise, by run and kind.
+    """
 
     identity: str = ""
     terms: int = 0
     accounts: dict[str, Account] = field(default_factory=dict)
     standings: dict[str, dict[str, Standing]] = field(default_factory=dict)
+    blocks: dict[str, Block] = field(default_factory=dict)
+    orders: dict[str, float] = field(default_factory=dict)
+    bindings: list[Binding] = field(default_factory=list)
+    unprotected: dict[tuple[str, str, str], int] = field(default_factory=dict)
 
     def standing(self, client: str, run: str) -> Standing | None:
         """The plan that the client declared for the run, if any."""
@@ -128,9 +169,29 @@ class Book:
         others = (s for run, s in self.standings.get(client, {}).items() if run != but)
         return [e for s in others for e in s.events(s.caps if s.open and s.caps is not None else s.used)]
 
+    def block_events(self, client: str) -> list[Event]:
+        """What the client had declared before its first charge, all of it; before that, what is declared now."""
+        block, own = self.blocks.get(client), self.standings.get(client, {})
+        caps = {run: s.caps for run, s in own.items() if s.open} if block is None else block.caps
+        return [e for run, most in caps.items() if most is not None for e in own[run].events(most)]
+
+    def beyond(self, client: str) -> bool:
+        """Whether anything was charged that was not declared before the first charge, so often and of that kind."""
+        if client not in self.blocks or self.accounts[client].budget.is_public:
+            return False
+        return bool(kinds(self.spent(client)) - kinds(self.block_events(client)))
+
     def _of(self, client: str, run: str | None) -> Iterator[Standing]:
         own = self.standings.get(client, {})
         return (s for name, s in own.items() if run is None or name == run)
+
+
+def kinds(events: list[Event]) -> Counter[tuple[Sampling, float]]:
+    """How often each (sampling, noise) occurs: all that composition knows of a release."""
+    found: Counter[tuple[Sampling, float]] = Counter()
+    for event in events:
+        found[event.sampling, event.noise] += event.count
+    return found
 
 
 def check_names(**names: str) -> None:
@@ -162,107 +223,29 @@ def number(value: float) -> float | None:
     return None if math.isinf(value) else float(value)
 
 
-def _figure(value: float | None) -> float:
+def figure(value: float | None) -> float:
+    """A figure from JSON, where infinity is null."""
     return math.inf if value is None else float(value)
 
 
-def plan_body(plan: Plan, payable: int, caps: dict[str, int] | None) -> dict[str, Any]:
-    """A plan as an entry holds it; the adjacency is the account's."""
+def plan_body(plan: Plan, payable: int, caps: dict[str, int] | None, order: float | None = None) -> dict[str, Any]:
+    """A plan as an entry holds it; the adjacency is the account's. ``order``: of the filter that admitted it."""
     turn = [
         {"what": e.what, "scheme": str(e.sampling.scheme), "rate": float(e.sampling.rate), "noise": number(e.noise),
          "count": int(e.count)}
         for e in plan.turn
     ]  # fmt: skip
-    return {"turn": turn, "turns": int(plan.turns), "payable": payable, "caps": caps}
+    body = {"turn": turn, "turns": int(plan.turns), "payable": payable, "caps": caps}
+    return body if order is None else {**body, "order": order}
 
 
-def _plan(client: str, run: str, body: dict[str, Any], adjacency: Adjacency) -> Plan:
-    turn = tuple(
-        Event(e["what"], Sampling(Scheme(e["scheme"]), e["rate"]), _figure(e["noise"]), e["count"], adjacency)
-        for e in body["turn"]
-    )
-    return Plan(client, run, turn, body["turns"])
-
-
-def account_body(budget: Budget, accountant: str, simulated: bool) -> dict[str, Any]:
+def account_body(budget: Budget, accountant: str, simulated: bool, composition: str) -> dict[str, Any]:
     """An account as an entry holds it."""
     return {
+        "composition": composition,
         "epsilon": number(budget.epsilon),
         "delta": float(budget.delta),
         "adjacency": str(budget.adjacency),
         "accountant": accountant,
         "simulated": bool(simulated),
     }
-
-
-def _open(book: Book, e: Entry, body: dict[str, Any]) -> None:
-    budget = Budget(_figure(body["epsilon"]), body["delta"], Adjacency.parse(body["adjacency"]))
-    client = str(e.client)
-    book.accounts[client] = Account(client, budget, budget, body["accountant"], body["simulated"], e.time)
-
-
-def _declare(book: Book, e: Entry, body: dict[str, Any]) -> None:
-    client, run = str(e.client), str(e.run)
-    plan = _plan(client, run, body, book.accounts[client].budget.adjacency)
-    earlier = book.standing(client, run)
-    used = earlier.used if earlier is not None else {}
-    book.standings.setdefault(client, {})[run] = Standing(plan, body["payable"], body["caps"], e.number, used=used)
-
-
-def _charge(book: Book, e: Entry, body: dict[str, Any]) -> None:
-    standing = book.standings[str(e.client)][str(e.run)]
-    what, count = str(e.what), int(e.amount or 0)
-    total = standing.used.get(what, 0) + count
-    cap = standing.cap(what)
-    if count < 1 or e.used != total or not standing.open or (cap is not None and total > cap):
-        raise ValueError(f"charge {e.number} does not follow from the plan and the charges before it")
-    standing.used[what] = total
-
-
-def _close(book: Book, e: Entry, body: dict[str, Any]) -> None:
-    book.standings[str(e.client)][str(e.run)].open = False
-
-
-def _top_up(book: Book, e: Entry, body: dict[str, Any]) -> None:
-    old = book.accounts[str(e.client)]
-    raised = replace(old.budget, epsilon=old.budget.epsilon + body["epsilon"])
-    note = TopUp(e.number, e.time, body["epsilon"], body["reason"], body["officer"])
-    book.accounts[old.client] = replace(old, budget=raised, top_ups=(*old.top_ups, note))
-
-
-def _not_private(book: Book, e: Entry, body: dict[str, Any]) -> None:
-    old = book.accounts[str(e.client)]
-    book.accounts[old.client] = replace(old, not_private=(*old.not_private, body["reason"]))
-
-
-def _begin(book: Book, e: Entry, body: dict[str, Any]) -> None:
-    book.identity = body["id"]
-
-
-def _nothing(book: Book, e: Entry, body: dict[str, Any]) -> None:
-    """Stored and forgotten copies and migrations change no balance."""
-
-
-_KINDS: dict[str, Callable[[Book, Entry, dict[str, Any]], None]] = {
-    "ledger": _begin,
-    "migrated": _nothing,
-    "account": _open,
-    "plan": _declare,
-    "charge": _charge,
-    "closed": _close,
-    "top-up": _top_up,
-    "not-private": _not_private,
-    "stored": _nothing,
-    "forgotten": _nothing,
-}
-_RUNNING = ("charge", "stored", "forgotten")
-
-
-def apply(book: Book, entry: Entry) -> None:
-    """Add one entry to the book; an entry that cannot follow from those before it raises ``LedgerDamaged``."""
-    try:
-        _KINDS[entry.kind](book, entry, json.loads(entry.body) if entry.body else {})
-    except (KeyError, ValueError, TypeError) as error:
-        raise LedgerDamaged(f"entry {entry.number} of the ledger makes no sense ({error}): {RESTORE}") from error
-    if entry.kind not in _RUNNING:
-        book.terms = entry.number

@@ -10,6 +10,12 @@ from sordino.privacy.book import Book, Charge, Receipt, Standing, account_of, ch
 from sordino.privacy.chain import Entry
 from sordino.privacy.ledger_file import FIELDS, Draft, LedgerFile
 
+LATER = (
+    "The run was declared after the account's first release and needs room in its filter: where the first plans leave "
+    "none, closing one frees only releases of its own rate and noise; open "
+    "accounts with composition 'filter', or begin with a smaller run (limits.run_epsilon at a site)"
+)
+
 Draw = tuple[str, str, str]  # client, run, key
 
 
@@ -31,7 +37,7 @@ def draft_charges(file: LedgerFile, draft: Draft, charges: Sequence[Charge], rep
             continue
         place = (charge.client, charge.run, charge.what)
         total = totals.get(place, standing.used.get(charge.what, 0)) + int(charge.count)
-        _check_room(charge, standing, total)
+        _check_room(charge, standing, total, _is_late(file.book, charge, standing))
         totals[place] = total
         entry = draft.add(
             "charge",
@@ -75,8 +81,14 @@ def _last_attempts(file: LedgerFile, charges: Sequence[Charge]) -> dict[Draw, En
     return {(str(e.client), str(e.run), str(e.key)): e for e in map(Entry._make, rows)}
 
 
-def _check_room(charge: Charge, standing: Standing, total: int) -> None:
-    """Refuse a charge on a closed plan or beyond the plan's cap."""
+def _is_late(book: Book, charge: Charge, standing: Standing) -> bool:
+    """Whether the plan was cut short, and is one that was declared after the account's first charge."""
+    block = book.blocks.get(charge.client)
+    return block is not None and standing.payable < standing.plan.turns and charge.run not in block.payable
+
+
+def _check_room(charge: Charge, standing: Standing, total: int, late: bool) -> None:
+    """Refuse a charge on a closed plan or beyond the plan's cap; ``late``: say what a later plan is paid from."""
     if not standing.open:
         raise BudgetRefused(
             f"the plan of client {charge.client!r} for run {charge.run!r} is closed: declare it again to go on"
@@ -87,6 +99,7 @@ def _check_room(charge: Charge, standing: Standing, total: int) -> None:
             f"client {charge.client!r} would overdraw in run {charge.run!r}: {charge.what!r} was released "
             f"{total - charge.count} of at most {cap} times, {charge.count} more asked; nothing was charged. "
             "Leave the client out, or have its officer approve a top_up and declare the plan again"
+            + (f". {LATER}" if late else "")
         )
 
 

@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from sordino.errors import BadInput, LedgerDamaged, SordinoError
-from sordino.privacy.book import Book, apply
+from sordino.privacy.book import Book
 from sordino.privacy.chain import RESTORE, START, Anchor, Entry, anchor_path, link, read_anchor, write_anchor
+from sordino.privacy.composing import unfit
+from sordino.privacy.fold import apply
 from sordino.privacy.ledger_schema import (
     VERSION,
     check_path,
@@ -106,9 +108,11 @@ class LedgerFile:
 
     def _step_up(self, draft: Draft) -> None:
         version = version_of(self.db, self.path)
-        if version < VERSION:  # another process may have been first
+        if version < VERSION:
             migrate(self.db, version)
             draft.add("migrated", {"from": version, "to": VERSION})
+            for one in unfit(self.book):
+                draft.add("closed", {"reason": "no filter covers it"}, client=one.plan.client, run=one.plan.run)
 
     def _inspect(self, anchor: Anchor | None, version: int) -> None:
         """Read and check everything, in one read transaction. ``anchor`` was read before: it may lag, never lead."""

@@ -44,8 +44,9 @@ _RELEASES = (
 BEGIN SELECT RAISE(ABORT, 'stored releases cannot be changed'); END""",
 )
 
-# Version 1: entries. Version 2: durable copies of releases, for byte-identical resends.
-STEPS: tuple[tuple[str, ...], ...] = (_ENTRIES, _RELEASES)
+# Version 1: entries. Version 2: durable copies of releases, for byte-identical resends. Version 3: the same tables;
+# entries say which filter admitted a plan, whose ledger it is, and what was released without noise.
+STEPS: tuple[tuple[str, ...], ...] = (_ENTRIES, _RELEASES, ())
 VERSION = len(STEPS)
 
 _DAMAGE = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CONSTRAINT}

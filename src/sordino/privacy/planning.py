@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from sordino.errors import BadInput, BudgetRefused
-from sordino.privacy import accounting
-from sordino.privacy.book import Account, Book, Plan, Standing, account_of
+from sordino.privacy import accounting, composing
+from sordino.privacy.accounting import filters
+from sordino.privacy.book import Account, Book, Plan, Standing, account_of, kinds
 from sordino.privacy.types import Event
 
 Question = tuple[Plan, list[Event]]  # a plan, and what its client is committed to elsewhere
@@ -46,11 +48,12 @@ def _stands(plan: Plan, account: Account, standing: Standing | None) -> bool:
     return standing.open and not (raised and standing.payable < plan.turns)
 
 
-def payable(book: Book, plans: Sequence[Plan]) -> dict[str, int]:
-    """For each client the largest m ≤ turns with ε(commitments elsewhere + m × turn) ≤ budget.
+def payable(book: Book, plans: Sequence[Plan], run_epsilon: float | None = None) -> dict[str, int]:
+    """For each client the largest m ≤ turns that may be declared: within its budget and, alone, within ``run_epsilon``.
 
-    Two vectorised calls per accountant settle the plans that fit whole or not at all; only the others are searched.
-    A plan that stands is returned as it was declared.
+    Before a client's first charge: ε(commitments elsewhere + m × turn) ≤ budget, by its accountant. Two vectorised
+    calls per accountant settle the plans that fit whole or not at all; only the others are searched. After it, or in an
+    account that is a filter from the start: by the filter. A plan that stands is returned as it was declared.
     """
     result: dict[str, int] = {}
     questions: dict[str, list[Question]] = {}
@@ -62,6 +65,8 @@ def payable(book: Book, plans: Sequence[Plan]) -> dict[str, int]:
             result[plan.client] = standing.payable
         elif account.budget.is_public:
             result[plan.client] = int(plan.turns)
+        elif account.composition == "filter" or plan.client in book.blocks:
+            result[plan.client] = _filtered(book, plan, account)
         else:
             others = book.commitments(plan.client, but=plan.run)
             questions.setdefault(account.accountant, []).append((plan, others))
@@ -74,7 +79,48 @@ def payable(book: Book, plans: Sequence[Plan]) -> dict[str, int]:
             budget = book.accounts[plan.client].budget
             most = accounting.affordable(list(plan.turn), budget, plan.turns, others, accountant) if fits else 0
             result[plan.client] = int(most)
-    return {plan.client: result[plan.client] for plan in plans}
+    return {plan.client: _alone(book, plan, result[plan.client], run_epsilon) for plan in plans}
+
+
+def _filtered(book: Book, plan: Plan, account: Account) -> int:
+    """Turns that the account's filter admits; where the block does not fit it, what is left of the block's kinds."""
+    client, others = plan.client, book.commitments(plan.client, but=plan.run)
+    block = book.blocks.get(client)
+    if block is None:
+        return filters.turns_within(plan.turn, account.budget, plan.turns, others, None)
+    if composing.block_fits(book, client):
+        order = composing.order_of(book, client)
+        return filters.turns_within(plan.turn, account.budget, plan.turns, others, order)
+    return 0 if book.beyond(client) else _left_of_block(book, plan, others)
+
+
+def _left_of_block(book: Book, plan: Plan, others: list[Event]) -> int:
+    """The most turns made of releases that were declared before the first charge and that nobody else is to make.
+
+    A release is one of those if it has their sampling and noise, under whatever run: the block is a set of releases
+    with (q, z) fixed in advance, and which of them happen, in which order, may depend on anything.
+    """
+    left = kinds(book.block_events(plan.client))
+    left.subtract(kinds(others))
+    needed = kinds(list(plan.turn))
+    return max(0, min(int(plan.turns), *(left[kind] // count for kind, count in needed.items())))
+
+
+def _alone(book: Book, plan: Plan, turns: int, run_epsilon: float | None) -> int:
+    """The largest m ≤ turns whose releases alone cost at most ``run_epsilon``."""
+    if run_epsilon is None or turns == 0:
+        return turns
+    account = book.accounts[plan.client]
+    limit = replace(account.budget, epsilon=run_epsilon)
+    return int(accounting.affordable(list(plan.turn), limit, turns, (), account.accountant))
+
+
+def filter_order(book: Book, plan: Plan) -> float | None:
+    """The order to record with a plan that the filter admitted; None for plans of the block and public data."""
+    account, block = account_of(book, plan.client), book.blocks.get(plan.client)
+    if account.budget.is_public or block is None or not composing.block_fits(book, plan.client):
+        return None
+    return composing.order_of(book, plan.client)
 
 
 def _fits(book: Book, asked: Sequence[Question], turns: Sequence[int], accountant: str) -> list[bool]:
@@ -85,13 +131,15 @@ def _fits(book: Book, asked: Sequence[Question], turns: Sequence[int], accountan
     return [bool(cost <= budget.epsilon) for cost, budget in zip(costs, budgets)]
 
 
-def caps(book: Book, plan: Plan, turns: int) -> dict[str, int] | None:
+def caps(book: Book, plan: Plan, turns: int, limited: bool = False) -> dict[str, int] | None:
     """How often each release of the plan may happen if ``turns`` turns are paid; None for public data: no limit.
+
+    ``limited``: there is a limit on the run itself, which public data have to keep too.
 
     A plan that was closed and is declared again may have used more of one release than ``turns`` turns hold (retries);
     then no further turn fits beside it, and the caps are what was used.
     """
-    if account_of(book, plan.client).budget.is_public:
+    if account_of(book, plan.client).budget.is_public and not limited:
         return None
     standing = book.standing(plan.client, plan.run)
     used = {} if standing is None else standing.used

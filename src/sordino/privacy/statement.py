@@ -8,19 +8,28 @@ from typing import Any
 from sordino.privacy import accounting
 from sordino.privacy.book import Account, Standing, number
 from sordino.privacy.ledger import Ledger
-from sordino.privacy.types import Adjacency, Event, Sampling, Scheme
+from sordino.privacy.types import Adjacency, Sampling, Scheme
 
 UNIT = "one record of this client"
 SIMULATION = "simulation: keyed streams, no secret noise"
 ADJACENCY = {
     Adjacency.ZERO_OUT: "one record's contribution is erased; the number of records is public",
-    Adjacency.ADD_REMOVE: "one record is added or removed",
+    Adjacency.ADD_REMOVE: "one record is added or removed; the number of records is public all the same, so this is "
+    "not what holds: read it as zero-out, which costs the same",
     Adjacency.REPLACE_ONE: "one record is exchanged for any other",
 }
+DECLARED = "rate and noise of everything released were fixed before the first release"
+FILTER = (
+    "rate and noise of later runs may follow from earlier releases; the filter guarantees that the budget is kept, and "
+    "the spent figure is its meter, not a guarantee of its own"
+)
+OVERDRAWN = (
+    "runs of an earlier version, declared after the account's first release, do not fit the filter that they need: the "
+    "budget is NOT guaranteed, the spent figure is what the filter's meter shows, and nothing more is released"
+)
 NOT_COVERED = (
     "releases that are not in this ledger, and anything sent without passing the gate",
     "tuning: choosing settings, a round, a seed or a method by looking at results",
-    "noise or rates of a later run that were chosen after seeing releases of an earlier one",
     "metrics that an observer computes on records in a simulation (client accuracy, Ψ)",
     "public facts, by declaration: number of records, budget, batch size, noise multipliers, who takes part",
 )
@@ -38,11 +47,10 @@ def statement(ledger: Ledger, client: str) -> dict[str, Any]:
 def _statement(ledger: Ledger, client: str, nominal: float) -> dict[str, Any]:
     account = ledger.account(client)
     standings = ledger.standings(client)
-    events = ledger.spent(client)
     private = not account.not_private
     spent = nominal if private else math.inf
     budget = account.budget
-    replaced = _replace_one(account, events, nominal) if private else math.inf
+    replaced = ledger.replace_one_epsilon(client) if private else math.inf
     return {
         "client": client,
         "unit": UNIT,
@@ -55,6 +63,8 @@ def _statement(ledger: Ledger, client: str, nominal: float) -> dict[str, Any]:
         "nominal_epsilon": number(nominal),
         "left_epsilon": number(budget.epsilon if budget.is_public else max(0.0, budget.epsilon - spent)),
         "replace_one_epsilon": number(replaced),
+        "composition": ledger.composition(client),
+        "composition_in_words": _composition_in_words(ledger, client),
         "accountant": account.accountant,
         "accountant_in_words": _accountants(account, standings),
         "sampling": sorted({str(e.sampling.scheme) for s in standings for e in s.plan.turn}),
@@ -67,16 +77,21 @@ def _statement(ledger: Ledger, client: str, nominal: float) -> dict[str, Any]:
         "top_ups": [
             {"time": t.time, "epsilon": t.epsilon, "reason": t.reason, "officer": t.officer} for t in account.top_ups
         ],
+        "bindings": [
+            {"time": b.time, "site": b.site, "commitment": b.commitment, "reason": b.reason, "officer": b.officer}
+            for b in ledger.bindings()
+            if not account.simulated
+        ],
         "since": account.since,
         "not_covered": list(NOT_COVERED),
     }
 
 
-def _replace_one(account: Account, events: list[Event], nominal: float) -> float:
-    """ε of the same releases when neighbours differ by an exchange of one record (by PLD, R7)."""
-    if account.budget.adjacency is Adjacency.REPLACE_ONE:
-        return nominal
-    return accounting.replace_one_epsilon(events, account.budget.delta) if events else 0.0
+def _composition_in_words(ledger: Ledger, client: str) -> str:
+    """What the composition guarantees, and what the figure of the spent ε is."""
+    if ledger.overdrawn(client):
+        return OVERDRAWN
+    return FILTER if ledger.rests_on_filter(client) else DECLARED
 
 
 def _accountants(account: Account, standings: list[Standing]) -> str:
@@ -171,8 +186,20 @@ def statement_text(told: dict[str, Any]) -> str:
     lines += [
         f"  {t['time']}: by {t['epsilon']:.6g}, approved by {t['officer']}: {t['reason']}" for t in told["top_ups"]
     ]
+    if told["bindings"]:
+        lines += ["", "Whose ledger this is:"]
+    for one in told["bindings"]:
+        why = f", approved by {one['officer']}: {one['reason']}" if one["officer"] else ""
+        lines.append(f"  {one['time']}: site {one['site']}, records {one['commitment'][:16]}…{why}")
     lines += ["", "Not covered by this statement:", *(f"  - {item}" for item in told["not_covered"])]
     return "\n".join(lines) + "\n"
+
+
+def _replaced(told: dict[str, Any]) -> str:
+    value = told["replace_one_epsilon"]
+    if value is None and told["spent_epsilon"] is not None:
+        return "not claimed (the filter bounds its own notion of neighbours only)"
+    return f"epsilon {_epsilon(value)}"
 
 
 def _promise(told: dict[str, Any]) -> list[str]:
@@ -184,9 +211,10 @@ def _promise(told: dict[str, Any]) -> list[str]:
         f"Neighbours:      {told['adjacency']} ({told['adjacency_in_words']})",
         f"Sampling:        {', '.join(told['sampling']) or 'nothing sampled yet'}",
         f"Accountant:      {told['accountant']}: {told['accountant_in_words']}",
+        f"Composition:     {told['composition']}: {told['composition_in_words']}",
         f"Budget:          {budget}, delta {told['delta']:.6g}",
         f"Spent:           epsilon {spent}"
         + ("" if told["private"] else f" ({_epsilon(told['nominal_epsilon'])} if the noise had been secret)"),
-        f"  the same under replace-one: epsilon {_epsilon(told['replace_one_epsilon'])}",
+        f"  the same under replace-one: {_replaced(told)}",
         f"Left:            {'no limit' if left is None else f'epsilon {math.floor(left * 1e4) / 1e4:.6g}'}",
     ]

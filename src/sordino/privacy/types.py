@@ -19,7 +19,7 @@ class Adjacency(StrEnum):
     """Which two data sets count as neighbours.
 
     ``zero-out``: one record's contribution is erased, the public number of records stays (sensitivity C).
-    ``add-remove``: one record is added or removed (sensitivity C).
+    ``add-remove``: one record is added or removed (sensitivity C); for accounting only, see ``check_promised``.
     ``replace-one``: one record is exchanged for any other (sensitivity of a clipped sum is 2C).
     """
 
@@ -134,6 +134,15 @@ class Budget:
     def is_public(self) -> bool:
         """Whether the client asks for no protection at all (ε = ∞)."""
         return math.isinf(self.epsilon)
+
+
+def check_promised(adjacency: Adjacency) -> None:
+    """Refuse to promise that nobody learns whether a record is there while the number of records is published (R1)."""
+    if adjacency is Adjacency.ADD_REMOVE:
+        raise BadInput(
+            "a budget under add-remove cannot be promised: the number of records is public in a federation, and it "
+            "tells apart data sets that differ by one record; use adjacency 'zero-out', which needs the same noise"
+        )
 
 
 @dataclass(frozen=True)

@@ -205,6 +205,7 @@ def privacy_of(plan: Plan, state: Checkpoint, spent: dict[str, dict[str, Any]]) 
             row |= dict.fromkeys(("spent_epsilon", "run_epsilon", "replace_one_epsilon"), math.inf) | {"releases": []}
         elif all(isinstance(said.get(key), kind) for key, kind in _SPENT.items()):
             row |= {key: said[key] for key in _SPENT} | {"told_by": "site"}
+            row["composition"] = str(said.get("composition", "not said"))
         else:
             events = [e for e in c.total(turns) if e.count]
             cost = float(composed_epsilon([events], [c.budget.delta])[0])

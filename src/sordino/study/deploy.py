@@ -23,7 +23,7 @@ from sordino.data.schema import Schema, parse_schema
 from sordino.engine.rounds import Course, Layout
 from sordino.errors import BadInput
 from sordino.methods import Plan, Population, Training
-from sordino.privacy.types import Budget
+from sordino.privacy.types import Adjacency, Budget, check_promised
 from sordino.study.file import Study
 from sordino.study.result import to_json
 
@@ -79,6 +79,7 @@ def prepare(study: Study, run: str) -> Deployment:
     where = study.deployment
     if len(set(where.sites)) != len(where.sites) or not where.sites:
         raise BadInput('deployment.sites lists the sites by name, each once: sites = ["north", "south"]')
+    check_promised(Adjacency.parse(study.budgets.adjacency))
     shape, classes, schema = features(study)
     method = study.chosen_method()
     template = models.build(study.model.name, shape, classes, study.study.seed, **study.model.options)

@@ -19,7 +19,7 @@ from sordino.engine.checkpoint import Checkpoint, write_atomic
 from sordino.engine.evaluate import Observer, by_budget
 from sordino.errors import BadInput
 from sordino.methods import Plan
-from sordino.privacy.accounting import composed_epsilon, replace_one_epsilon
+from sordino.privacy.accounting import composed_epsilon
 from sordino.privacy.ledger import Ledger
 from sordino.privacy.types import Event, Scheme
 
@@ -87,7 +87,8 @@ def _privacy(plan: Plan, state: Checkpoint, book: Ledger | None, run: str) -> li
             "delta": c.budget.delta,
             "spent_epsilon": spent[c.name],
             "run_epsilon": here[c.name],
-            "replace_one_epsilon": replace_one_epsilon(book.spent(c.name), c.budget.delta),
+            "replace_one_epsilon": book.replace_one_epsilon(c.name),
+            "composition": book.composition(c.name),
             "adjacency": str(c.budget.adjacency),
             "sampling": str(c.terms.sampling.scheme),
             "accountant": accountant_used(book.spent(c.name) or [c.terms.event]),

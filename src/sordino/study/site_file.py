@@ -17,13 +17,14 @@ from sordino.client.rows import Records
 from sordino.data.own import load_folder, schema_beside
 from sordino.data.schema import parse_schema
 from sordino.engine.federation.certificates import check_name
+from sordino.engine.federation.commit import commitment
 from sordino.engine.federation.node import Address
 from sordino.engine.federation.policy import Declared, Policy
 from sordino.engine.federation.site import Site
 from sordino.errors import BadInput
 from sordino.privacy.generators import Source
 from sordino.privacy.ledger import Ledger
-from sordino.privacy.types import Budget
+from sordino.privacy.types import Adjacency, Budget, check_promised
 from sordino.study.deploy import schema_hash
 from sordino.study.file import Section, explain
 
@@ -49,6 +50,7 @@ class BudgetKeys(Section):
     epsilon: float = Field(gt=0)
     delta: float = Field(gt=0, lt=1)
     adjacency: Literal["zero-out", "add-remove", "replace-one"] = "zero-out"
+    composition: Literal["declared", "filter"] | None = None
     ledger: str = "ledger.db"
 
 
@@ -131,22 +133,45 @@ class SiteFile:
                 raise BadInput(f"keys.{key}: {one} does not exist; `sordino certify` makes keys for a trial")
         return Address.parse(self.keys.site.server, *found)
 
-    @contextmanager
-    def open(self, source: Source | None = None) -> Iterator[Site]:
-        """Load the records, open the ledger. ``source``: a generator for tests, which marks the ledger NOT PRIVATE."""
+    @property
+    def budget(self) -> Budget:
+        """``[budget]``: ε, δ and adjacency."""
+        said = self.keys.budget
+        adjacency = Adjacency.parse(said.adjacency)
+        check_promised(adjacency)
+        return Budget(said.epsilon, said.delta, adjacency)
+
+    def records(self) -> tuple[Records, Declared]:
+        """The site's records, and what it says about them."""
         where = self.at(self.keys.data.path)
         raw = self.keys.data.table_schema or schema_beside(where)
         schema = parse_schema(raw)
         dataset = load_folder(where, raw, "null")  # R8: what cannot be encoded is a null row, and n stays n
         valid = None if dataset.valid.all() else torch.from_numpy(dataset.valid)
         records = Records(torch.from_numpy(dataset.x), torch.from_numpy(dataset.y), valid)
-        declared = Declared(len(dataset.y), dataset.x.shape[1:], dataset.classes, schema_hash(schema))
-        said = self.keys.budget
-        budget = Budget(said.epsilon, said.delta, said.adjacency)  # type: ignore[arg-type]
+        return records, Declared(len(dataset.y), dataset.x.shape[1:], dataset.classes, schema_hash(schema))
+
+    @contextmanager
+    def open(self, source: Source | None = None) -> Iterator[Site]:
+        """Load the records, open the ledger. ``source``: a generator for tests, which marks the ledger NOT PRIVATE."""
+        budget, (records, declared) = self.budget, self.records()
         self.folder.mkdir(parents=True, exist_ok=True)
-        with Ledger(self.at(said.ledger)) as ledger:
+        with Ledger(self.at(self.keys.budget.ledger)) as ledger:
+            name, composition = check_name(self.keys.site.name), self.keys.budget.composition
+            yield Site(name, records, declared, budget, ledger, self.folder, self.policy, source, composition)
+
+    def rebind(self, reason: str, officer: str) -> str:
+        """Record that the ledger goes on under this file's site name and records; returns the account that goes along.
+
+        What was spent stays spent.
+        """
+        records, _ = self.records()
+        where = self.at(self.keys.budget.ledger)
+        if not where.exists():
+            raise BadInput(f"there is no ledger at {where}: a new one is tied to its site when it is first used")
+        with Ledger(where) as ledger:
             name = check_name(self.keys.site.name)
-            yield Site(name, records, declared, budget, ledger, self.folder, self.policy, source)
+            return ledger.rebind(name, lambda salt: commitment(records, salt), reason, officer)
 
 
 def read_site(path: Path) -> SiteFile:
@@ -160,6 +185,8 @@ def read_site(path: Path) -> SiteFile:
     except tomllib.TOMLDecodeError as error:
         raise BadInput(f"{path} is not valid TOML: {error}") from None
     try:
-        return SiteFile(path, SiteKeys.model_validate(table))
+        found = SiteFile(path, SiteKeys.model_validate(table))
     except ValidationError as error:
         raise BadInput(explain(error, SiteKeys)) from None
+    _ = found.budget  # what cannot be promised is refused before records are read
+    return found

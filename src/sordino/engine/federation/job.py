@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -36,6 +37,12 @@ class Job:
     method: Method
     work: Work
     plan: ClientPlan
+    rounds: int
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Of the model's tensors, in order."""
+        return tuple(math.prod(shape) for _, shape, _ in self.work.engine.layout)
 
     @property
     def terms(self) -> Terms:
@@ -64,6 +71,8 @@ def understand(text: str, policy: Policy, declared: Declared, budget: Budget) ->
     template = models.build(about["name"], declared.shape, declared.classes, int(brief["seed"]), **about["options"])
     loss = "cross-entropy" if declared.classes is not None else "half-squared-error"
     engine = gradients.build(template, loss)
+    if engine.dimension > policy.parameters:
+        raise Refused(f"a model of {engine.dimension} parameters is too large here: at most {policy.parameters}")
     check_layout(brief, [[name, list(shape), offset] for name, shape, offset in engine.layout])
     also = tuple(one.question for one in method.ask if one.batch == "step")
     return method, Work(engine, method.clip, method.local, also, alone=gradients.Alone(template, loss_by_name(loss)))
@@ -78,6 +87,8 @@ def accept(
     turns, queries = int(offer["turns"]), tuple(int(q) for q in offer["queries"])
     if len(queries) != len(asks):
         raise Refused(f"{len(asks)} questions and {len(queries)} numbers of how often they are asked do not match")
+    if min((turns, *queries)) < 0:
+        raise Refused(f"{turns} turns and {queries} questions make no sense: they are counted from 0")
     most = max((turns, *queries))
     check_terms(policy, method, terms, asks, most, declared.records, offered.is_public)
     return ClientPlan(name, declared.records, offered, turns, terms, asks, queries, 0.0, method.adaptive)

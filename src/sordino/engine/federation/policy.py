@@ -47,8 +47,9 @@ class Policy:
     methods: allowed by name; None: every private one that is installed here.
     not_private: whether methods without noise may run on these records at all.
     models: allowed by name; None: those that come with sordino. Models of your own must be listed.
-    rounds, steps, parameters: the most turns of a run, local steps of a turn, model parameters.
-    run_epsilon: the most ε that one run is offered; None: all of the budget. What is spent is the ledger's business.
+    rounds, steps, parameters: the most turns of a run (repeated ones count), local steps of a turn, model parameters.
+    run_epsilon: the most ε that one run's releases may cost; None: all of the budget. A run is what the server calls
+        one: it can start several, and the budget is what limits them together.
     least_noise: the smallest noise multiplier of any release, whatever the budget would pay for.
     clip: the range of clipping radii. A tiny radius would put noise below what floats resolve, so there is a floor.
     """
@@ -159,6 +160,8 @@ def check_terms(
         raise Refused(f"{turns} turns are too many for this site: it allows {policy.rounds} a run")
     if terms.count > policy.steps:
         raise Refused(f"{terms.count} local steps a turn are too many for this site: it allows {policy.steps}")
+    if any(one.count != 1 for one in asks):
+        raise Refused("a question is answered from one batch")
     for one in (terms, *asks):
         one.sampling.check_whole(records)
         expected = one.sampling.rate * records
@@ -167,6 +170,14 @@ def check_terms(
         for name, z in one.parts:
             if method.private and not public and not z >= policy.least_noise:
                 raise Refused(f"{name!r} would have noise {z:.3g}: this site adds at least {policy.least_noise:g}")
+
+
+def check_place(policy: Policy, rounds: int, number: int, copy: int, turns: int) -> None:
+    """Refuse a round or a virtual copy that the run does not have."""
+    if not 1 <= number <= min(rounds, policy.rounds):
+        raise Refused(f"there is no round {number}: the run has {rounds}, and this site allows {policy.rounds}")
+    if not 0 <= copy < max(1, turns):
+        raise Refused(f"there is no virtual copy {copy} in a run of {turns} turns")
 
 
 def check_bounds(policy: Policy, bounds: Mapping[str, float], private: bool) -> None:

@@ -18,13 +18,14 @@ from torch import Tensor
 from sordino.client.rows import Records, Rows
 from sordino.client.turn import answer, take_turn
 from sordino.engine.federation import wire
+from sordino.engine.federation.broadcasts import Frame, check_broadcast
+from sordino.engine.federation.commit import commitment
 from sordino.engine.federation.job import Job, accept, canonical, safe, understand
-from sordino.engine.federation.policy import Declared, Policy, Refused, check_bounds
+from sordino.engine.federation.policy import Declared, Policy, Refused, check_bounds, check_place
 from sordino.engine.federation.state import LocalState
 from sordino.engine.federation.wire import Packet, pack, unpack
 from sordino.engine.threads import threads_for_step
 from sordino.errors import BadInput, BudgetRefused
-from sordino.privacy.accounting import replace_one_epsilon
 from sordino.privacy.gate import Gate, Permit, Terms
 from sordino.privacy.generators import Secret, Source, Turn
 from sordino.privacy.ledger import Ledger
@@ -45,7 +46,9 @@ class Site:
     (1) Nothing is read before the site's own ledger is charged, durably; (2) a refusal depends on public parameters
     only, and everything that goes wrong later is told as ``unavailable``; (3) a repeated request is answered with the
     stored bytes, a changed one is a new charge (R11); (4) batches and noise come from a secret generator (R9). Another
-    ``source`` can be injected from Python at the site alone, for tests, and marks the ledger NOT PRIVATE.
+    ``source`` can be injected from Python at the site alone, for tests, and marks the ledger NOT PRIVATE; (5) every
+    limit of the policy is checked with every request, against the site's own ledger, whatever came before it; (6) the
+    ledger is this site's, and was kept for these records.
     """
 
     def __init__(
@@ -58,6 +61,7 @@ class Site:
         folder: Path,
         policy: Policy | None = None,
         source: Source | None = None,
+        composition: str | None = None,
     ) -> None:
         self.name = name
         self.records = records
@@ -69,9 +73,10 @@ class Site:
         most = self.policy.run_epsilon
         self.offered = budget if most is None else replace(budget, epsilon=min(most, budget.epsilon))
         self.source = Secret() if source is None else source
-        ledger.open_account(name, budget)
+        self.account = ledger.bind(name, lambda salt: commitment(records, salt))
+        ledger.open_account(self.account, budget, composition=composition)
         if source is not None:
-            ledger.mark_not_private(name, "a generator was injected at the site: a test, not a deployment")
+            ledger.mark_not_private(self.account, "a generator was injected at the site: a test, not a deployment")
         self._understood = lru_cache(maxsize=4)(lambda text: understand(text, self.policy, self.declared, self.budget))
 
     def handle(self, data: bytes) -> bytes:
@@ -134,7 +139,7 @@ class Site:
     def _ask(self, packet: Packet, request: str) -> bytes:
         """Answer a question from a batch of its own."""
         job, _ = self._job(packet)
-        place = int(packet.facts["place"])
+        place = _whole(packet, "place")
         questions = [one.question for one in job.method.ask if one.batch == "own"]
         if not 0 <= place < len(questions):
             raise Refused(f"method {job.method.name!r} has no question number {place}")
@@ -151,7 +156,7 @@ class Site:
     def _turn(self, packet: Packet, request: str) -> bytes:
         """Take a turn: the method's local steps from the weights that were sent."""
         job, _ = self._job(packet)
-        count = int(packet.facts["count"])
+        count = _whole(packet, "count")
         if not job.plan.adaptive and count != job.terms.count:
             raise Refused(f"a turn of this run has {job.terms.count} steps, not {count}")
         if not 1 <= count <= self.policy.steps:
@@ -160,7 +165,9 @@ class Site:
         bounds = {"gradient": job.work.clip.bound(public), **{q.what: q.bound(public) for q in job.work.also}}
         check_bounds(self.policy, {part: _number(bound) for part, bound in bounds.items()}, job.method.private)
         state = LocalState(self.folder / "runs" / job.run, job.work.local.state, job.work.engine.dimension)
-        number, copy, since = (int(packet.facts[key]) for key in ("round", "copy", "since"))
+        number, copy, since = (_whole(packet, key) for key in ("round", "copy", "since"))
+        if not 0 <= since < number:
+            raise Refused(f"round {number} cannot follow round {since}")
 
         def work(rows: Rows, permit: Permit, gate: Gate) -> Packet:
             before = Release.public(state.before(number, copy, since), "state from earlier releases")
@@ -179,14 +186,16 @@ class Site:
         work: Callable[[Rows, Permit, Gate], Packet],
     ) -> bytes:
         """Stored bytes for a request that was answered before; else charge → draw → store → send (R11)."""
-        turn = Turn(self.name, int(packet.facts["round"]), int(packet.facts["copy"]))
+        turn = Turn(self.account, _whole(packet, "round"), _whole(packet, "copy"))
+        check_place(self.policy, job.rounds, turn.round, turn.copy, max((job.plan.turns, *job.plan.queries)))
         private = job.method.private
         key = f"round {turn.round} copy {turn.copy} {terms.what}"
         if private:
-            stored = self.ledger.stored(self.name, job.run, key, request)
+            stored = self.ledger.stored(self.account, job.run, key, request)
             if stored is not None:
                 log.info("%s: sent again as it was", key)
                 return stored
+        self._count(job, terms.what)
         gate = Gate(self.ledger if private else None, self.source, job.run)
         permit = gate.grant([turn], [terms], request)
         try:  # from here on records are read, and what goes wrong is nobody's business
@@ -197,52 +206,68 @@ class Site:
             log.exception("%s failed after it was charged; the server is told 'unavailable'", key)
             return wire.unavailable()
         if private:
-            self.ledger.store(self.name, job.run, key, request, reply)
-            self.ledger.forget(self.name, job.run, keep=RESENDABLE)
+            self.ledger.store(self.account, job.run, key, request, reply)
+            self.ledger.forget(self.account, job.run, keep=RESENDABLE)
         log.info("%s: released", key)
         return reply
 
+    def _count(self, job: Job, what: str) -> None:
+        """Refuse a turn beyond the most that a run may have here, of any length; note it where nothing is charged."""
+        private = job.method.private
+        so_far = (self.ledger.charges if private else self.ledger.unprotected)(self.account, job.run, what)
+        most = self.policy.rounds
+        if so_far >= most:
+            raise Refused(f"{what!r} was released {so_far} times in this run: this site allows {most} turns")
+        if not private:
+            self.ledger.record_unprotected(self.account, job.run, what)
+
     def _bye(self, packet: Packet, request: str) -> bytes:
         """The run is over: what it did not use is free again. Says what this site has spent, by public counts."""
-        run = str(packet.facts["run"])
-        runs = {standing.plan.run for standing in self.ledger.standings(self.name)}
-        LocalState(self.folder / "runs" / safe(run), (), 0).forget()
+        run = safe(str(packet.facts["run"]))
+        runs = {standing.plan.run for standing in self.ledger.standings(self.account)}
+        LocalState(self.folder / "runs" / run, (), 0).forget()
         if run not in runs:
             return pack(Packet(wire.FACTS, {"name": self.name}))
-        self.ledger.close_plan(self.name, run)
-        self.ledger.forget(self.name, run)
+        self.ledger.close_plan(self.account, run)
+        self.ledger.forget(self.account, run)
         releases = [
             {"what": e.what, "rate": e.sampling.rate, "noise": e.noise, "count": e.count}
-            for e in self.ledger.run_events(self.name, run)
+            for e in self.ledger.run_events(self.account, run)
         ]
         spent = {
-            "spent_epsilon": self.ledger.epsilon([self.name])[self.name],
-            "run_epsilon": self.ledger.epsilon([self.name], run)[self.name],
-            "replace_one_epsilon": float(replace_one_epsilon(self.ledger.spent(self.name), self.budget.delta)),
-            "not_private": list(self.ledger.account(self.name).not_private),
+            "spent_epsilon": self.ledger.epsilon([self.account])[self.account],
+            "run_epsilon": self.ledger.epsilon([self.account], run)[self.account],
+            "replace_one_epsilon": self.ledger.replace_one_epsilon(self.account),
+            "composition": self.ledger.composition(self.account),
+            "not_private": list(self.ledger.account(self.account).not_private),
         }
         log.info("run %s is over: ε %.4g of %g spent", run, spent["spent_epsilon"], self.budget.epsilon)
         return pack(Packet(wire.FACTS, {"name": self.name, "releases": releases, **spent}))
 
     def _inputs(self, job: Job, packet: Packet) -> tuple[dict[str, Any], Release]:
-        """The broadcast and the weights, checked for their kind."""
-        weights = packet.tensors["weights"]
-        wide = [name for name, value in packet.tensors.items() if not _fits(name, value, job.work.engine.dimension)]
-        if wide:
-            raise Refused(f"{wide[0]!r} is not a float32 vector of the model's {job.work.engine.dimension} parameters")
-        return wire.public_from_wire(packet), Release.public(weights, "weights from the server")
+        """The broadcast and the weights, checked for their kind; weights may be any float32 numbers."""
+        dimension, weights = job.work.engine.dimension, packet.tensors["weights"]
+        if weights.dtype is not torch.float32 or weights.shape != (dimension,):
+            raise Refused(f"'weights' is not a float32 vector of the model's {dimension} parameters")
+        strange = [name for name in packet.tensors if name != "weights" and not name.startswith("public/")]
+        if strange or any(f"public/{name}" in packet.tensors for name in packet.facts["public"]):
+            raise Refused("the request holds tensors that nothing asks for")
+        public = wire.public_from_wire(packet)
+        check_broadcast(public, Frame(job.lengths, self.policy, job.method.private))
+        return public, Release.public(weights, "weights from the server")
 
     def _job(self, packet: Packet) -> tuple[Job, int]:
         """The run behind a request, checked against the policy and declared in the ledger; turns it can pay."""
         brief, offer = packet.facts["brief"], packet.facts["offer"]
         method, work = self._understood(canonical(brief))
         plan = accept(self.name, offer, method, self.policy, self.declared, self.offered)
-        job = Job(safe(str(brief["run"])), method, work, plan)
+        job = Job(safe(str(brief["run"])), method, work, plan, int(brief["rounds"]))
         if not method.private:
-            self.ledger.mark_not_private(self.name, f"run {job.run} used {method.name}, which adds no noise")
+            self.ledger.mark_not_private(self.account, f"run {job.run} used {method.name}, which adds no noise")
             return job, plan.turns
         events, whole = plan.declaration()
-        return job, self.ledger.declare([LedgerPlan(self.name, job.run, events, whole)])[self.name]
+        declared = LedgerPlan(self.account, job.run, events, whole)
+        return job, self.ledger.declare([declared], self.policy.run_epsilon)[self.account]
 
 
 def _sealed(parts: Mapping[str, Release]) -> dict[str, Tensor]:
@@ -254,16 +279,15 @@ def _sealed(parts: Mapping[str, Release]) -> dict[str, Tensor]:
 
 
 def _place(packet: Packet) -> dict[str, Any]:
-    return {"round": int(packet.facts["round"]), "copy": int(packet.facts["copy"])}
+    return {"round": packet.facts["round"], "copy": packet.facts["copy"]}
+
+
+def _whole(packet: Packet, key: str) -> int:
+    value = packet.facts[key]
+    if type(value) is not int:  # a truth value is none, nor is 3.0 or "3"
+        raise Refused(f"{key!r} is {value!r}: a whole number was expected")
+    return value
 
 
 def _number(bound: Tensor | float) -> float:
     return float(bound)
-
-
-def _fits(name: str, value: Tensor, dimension: int) -> bool:
-    if value.dtype is not torch.float32:
-        return False
-    if name == "public/basis":  # PFA+: k directions
-        return value.dim() == 2 and len(value) == dimension
-    return value.shape == (dimension,) or (name.startswith("public/") and value.shape in ((1, 1), (1, dimension)))

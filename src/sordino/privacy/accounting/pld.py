@@ -153,7 +153,7 @@ def epsilons(compositions: Sequence[Composition], deltas: Floats, tightness: flo
         if _total_variation(composition) <= delta:
             return 0.0
         found = _one(composition, delta, guesses[i], tightness)
-        if math.isinf(found) and all(part.kind is not Kind.EXCHANGE for part in composition):
+        if math.isinf(found):
             return float(rdp.epsilons([composition], deltas[i : i + 1])[0])
         return found
 

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 import numpy as np
 from scipy.special import gammaln
 
-from sordino.errors import BadInput
 from sordino.privacy.accounting import without_replacement
 from sordino.privacy.accounting.parts import Composition, Floats, Kind, Table, table
 
@@ -46,10 +45,7 @@ def curve(parts: Table, orders: Sequence[float] = ORDERS) -> Floats:
         elif kind is Kind.FIXED:
             each[at] = without_replacement.curve(q, z, orders)
         else:
-            raise BadInput(
-                "Rényi accounting has no bound for Poisson sampling under replace-one: use accountant='pld', or "
-                "adjacency='zero-out'"
-            )
+            each[at] = exchanged(q, 2 * z, orders)  # z is over the distance of two records' terms, σ over one's
     each *= parts.times[:, None]
     out = np.zeros((parts.clients, len(orders)))
     np.add.at(out, parts.owner, each)
@@ -110,6 +106,34 @@ def _trapezoid(rate: Floats, noise: Floats, orders: Floats, step: Floats, nodes:
     height -= peak[:, :, None]
     total = np.exp(height, out=height).sum(axis=2)
     return np.asarray(peak + np.log(total) + (np.log(step) - 0.5 * np.log(2 * np.pi * noise**2))[:, None])
+
+
+def exchanged(rate: Floats, sigma: Floats, orders: Sequence[float]) -> Floats:
+    """R(α) of one Poisson-sampled release when a record is exchanged for another: [rows, orders].
+
+    P = (1−q)·N(0, σ²) + q·N(1, σ²) against Q = (1−q)·N(0, σ²) + q·N(−1, σ²); x ↦ −x swaps them, so both directions are
+    one. The modes of P^α Q^(1−α) lie in [0, 2α − 1], and beyond that it falls like a Gaussian of deviation σ.
+    """
+    out = np.full((rate.size, len(orders)), math.inf)
+    for row, (q, s) in enumerate(zip(rate.tolist(), sigma.tolist())):
+        for k, order in enumerate(orders):
+            # Q has zeros at |Im x| = πσ², and its power 1 − α grows towards them like e^(α θ²/8) at Im x = θσ².
+            finer = max(6.0, math.sqrt(34.0 * (order / 8 + s * s / 2)) / math.pi)
+            step = min(0.5 * s, s * s / finer)
+            nodes = math.ceil((20 * s + 2 * order - 1) / step) + 1
+            if nodes <= _MOST_NODES:
+                out[row, k] = _exchange_moment(q, s, order, -10 * s + step * np.arange(nodes), step)
+    return np.asarray((np.maximum(out, 0.0) + _ROUNDED_UP) / (np.asarray(orders) - 1.0))
+
+
+def _exchange_moment(rate: float, sigma: float, order: float, x: Floats, step: float) -> float:
+    """ln ∫ P^α Q^(1−α) by the trapezoid rule at the outputs x."""
+    stay, move, variance = math.log1p(-rate), math.log(rate), sigma**2
+    here = np.logaddexp(stay, move + (x - 0.5) / variance)
+    there = np.logaddexp(stay, move - (x + 0.5) / variance)
+    height = order * here + (1 - order) * there - x**2 / (2 * variance)
+    peak = float(height.max())
+    return peak + math.log(float(np.exp(height - peak).sum()) * step) - 0.5 * math.log(2 * math.pi * variance)
 
 
 def convert(rdp: Floats, deltas: Floats, orders: Sequence[float] = ORDERS) -> Floats:
