@@ -93,7 +93,7 @@ class Drill:
         """Kill one process without warning: a site or its SuperNode; the server, its SuperLink or its coordinator."""
         kinds = {
             "site": [self.network.sites[chance.choice(NAMES)].process.pid],
-            "supernode": _below(self.network.sites[chance.choice(NAMES)].process.pid, "supernode"),
+            "supernode": _below(self.network.sites[chance.choice(NAMES)].process.pid, "federation.worker"),
             "server": [self.server.process.pid],
             "superlink": _below(self.server.process.pid, "flower-superlink"),
             "coordinator": _below(self.server.process.pid, "flwr-serverapp"),

@@ -45,8 +45,11 @@ _SPENT = {
 """What a site says in the end, and as what."""
 
 
-def set_up(folder: Path, study: Study, resume: bool, trusting: bool = False) -> None:
-    """Write down what a run is to do, after everything was checked that can be checked without the sites."""
+def set_up(folder: Path, study: Study, resume: bool, keys: Path | None = None) -> None:
+    """Write down what a run is to do, after everything was checked that can be checked without the sites.
+
+    ``keys``: the folder of the sites' public keys; None believes everybody, for trials and tests.
+    """
     file = folder / "serve.json"
     if study.deployment.test is not None:  # the coordinator works in another folder
         study.deployment.test = str(Path(study.deployment.test).resolve())
@@ -57,12 +60,16 @@ def set_up(folder: Path, study: Study, resume: bool, trusting: bool = False) -> 
             raise BadInput(f"{folder} already holds a run: use --resume to go on with it, or choose another folder")
         if kept["study"] != table:
             raise BadInput(f"{folder} holds a run of another study: resume with the same file, or start afresh")
+        if (kept["keys"] is None) != (keys is None):
+            raise BadInput(f"{folder} holds a run {'without' if keys else 'with'} keys: resume it as it was begun")
+        if keys is not None and kept["keys"] != str(keys.resolve()):
+            write_atomic(file, json.dumps({**kept, "keys": str(keys.resolve())}, indent=1).encode())
         (folder / "failed.json").unlink(missing_ok=True)
         return
     check_deployable(study.chosen_method())
     judge_of(prepare(study, ""))
     folder.mkdir(parents=True, exist_ok=True)
-    body = {"study": table, "run": uuid.uuid4().hex, "trusting": trusting}
+    body = {"study": table, "run": uuid.uuid4().hex, "keys": None if keys is None else str(keys.resolve())}
     write_atomic(file, json.dumps(body, indent=1).encode())
 
 
@@ -124,6 +131,8 @@ def _enrolled(folder: Path, ready: Deployment, transport: Transport) -> tuple[di
         time.sleep(0.5)
     here = [name for name in where.sites if name in transport.names()]
     facts, refused = enrol(transport, ready.brief, here, where.timeout) if here else ({}, {})
+    facts, odd = ready.sound(facts)
+    refused |= odd
     refused = {**dict.fromkeys(where.sites, f"it did not come within {where.enrol:g} s"), **refused}
     refused = {name: why for name, why in refused.items() if name not in facts}
     if not facts or (refused and where.absent == "refuse"):
