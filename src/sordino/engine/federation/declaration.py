@@ -28,8 +28,6 @@ def check_declaration(facts: Mapping[str, Any], name: str, adjacency: str) -> di
 
     ``adjacency``: what the study accounts under.
     """
-    if facts.get("name") != name:
-        raise BadInput(f"it calls itself {readable(facts.get('name'))!r}")
     found = {
         "name": name,
         "records": _whole("records", facts.get("records"), *RECORDS),

@@ -130,18 +130,24 @@ def _check_answers(asked: Packet, packet: Packet) -> None:
 
 def enrol(
     transport: Transport, brief: dict[str, Any], sites: Sequence[str], seconds: float
-) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
-    """Public facts of the sites that are there and willing, in the order of ``sites``, and why others are not."""
+) -> tuple[dict[str, dict[str, Any]], dict[str, str], dict[str, str]]:
+    """Public facts of the sites that are there and willing, in the order of ``sites``; why others are not.
+
+    Last, apart: who came and was willing, and declared what no site can mean.
+    """
     data = pack(Packet(wire.HELLO, {"brief": brief}))
     heard = exchange(transport, [(name, data) for name in sites], seconds, None, "hello")
-    found, refused = {}, dict(heard.refused)
+    found, refused, odd = {}, dict(heard.refused), {}
     for i, packet in heard.replies.items():
+        name, said = sites[i], packet.facts.get("name")
+        if said != name:
+            refused[name] = f"it calls itself {readable(said)!r}"
+            continue
         try:
-            found[sites[i]] = check_declaration(packet.facts, sites[i], str(brief["adjacency"]))
+            found[name] = check_declaration(packet.facts, name, str(brief["adjacency"]))
         except BadInput as error:
-            refused[sites[i]] = str(error)
-    refused |= dict.fromkeys(heard.absent, "it did not answer")
-    return found, refused
+            odd[name] = str(error)
+    return found, refused | dict.fromkeys(heard.absent, "it did not answer"), odd
 
 
 def offer_of(client: ClientPlan) -> dict[str, Any]:
