@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import json
 import subprocess
@@ -10,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -21,6 +23,7 @@ from federation_rig import table
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.supercore.constant import TASK_TYPE_TO_COMMAND, TaskType
 from flwr.supercore.object_store import ObjectStoreFactory
+from flwr.supercore.protobuf.client import ProtobufClient
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode import start_client_internal as loop
 from flwr.supernode.main import create_app
@@ -31,7 +34,7 @@ from sordino.engine.federation import worker as module
 from sordino.engine.federation.envelope import from_records, to_records
 from sordino.engine.federation.keyring import Keyring
 from sordino.engine.federation.processes import free_port
-from sordino.engine.federation.worker import Lost, Worker, start_nothing
+from sordino.engine.federation.worker import Lost, Worker, carry_only, start_nothing
 
 LOOKED_AT = {"flwr-serverapp", "flwr-clientapp", "flwr-simulation", "flwr-agentapp", "flwr-model", "flwr-connector"}
 """The kinds of tasks that Flower 1.41 has; each runs as a command of that name."""
@@ -66,6 +69,25 @@ def test_a_supernodes_process_can_start_nothing():
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["refused"] * 6
     start_nothing("open", ())
+
+
+def test_a_supernodes_loop_fetches_no_app_and_follows_no_server_elsewhere(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(ProtobufClient, "__init__", ProtobufClient.__init__)
+    fetched: list[str] = []
+
+    @contextlib.contextmanager
+    def connected(**options: object) -> Iterator[tuple[object, ...]]:
+        yield (7, "receive", "send", "get_run", fetched.append, "pull_object", "push_object", "confirm")
+
+    flower = SimpleNamespace(_init_connection=connected, _pull_and_store_message=lambda **options: None)
+    carry_only(flower)
+    with flower._init_connection() as (_, _, _, _, get_fab, *rest):
+        assert get_fab("hash", 1).content == b""
+    assert rest == ["pull_object", "push_object", "confirm"]
+    assert fetched == []
+    assert flower.get_fused_config_from_fab(b"a bundle", None) == {}
+    with ProtobufClient("https://server") as line:
+        assert not line._client.follow_redirects
 
 
 class Runtime:

@@ -57,7 +57,7 @@ def join(
         try:
             while not done():
                 try:
-                    node.worker.serve_one(answer, 0.1)
+                    node.worker.serve_one(answer, 0.2)
                 except Lost as error:
                     log.warning("%s", error)
                     node.stop()

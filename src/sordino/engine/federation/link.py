@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 from pathlib import Path
@@ -77,7 +78,7 @@ class Link:
         self.stop()
         certificate = None if self.keys is None else self._certificate(self.keys)
         wait_until_free(self.host, self.port, FREE)
-        self.inner = free_port()
+        self.inner = self._inner_port()
         arguments = [command("flower-superlink"), "--host", LOOPBACK, "--port", str(self.inner)]
         arguments += ["--database", str(self.folder / "superlink.db"), "--disable-runtime-dependency-installation"]
         about = f'[superlink]\ndefault = "sordino"\n\n[superlink.sordino]\naddress = "{LOOPBACK}:{self.inner}"\n'
@@ -100,6 +101,17 @@ class Link:
         authority = None if own is None else own.authority
         self.front = Front(self.host, self.port, inner, authority, known, certificate)
         self.front.start()
+
+    def _inner_port(self) -> int:
+        """The SuperLink's port on loopback: the same one after a restart, where a coordinator that lives on looks."""
+        file = self.home / "port"
+        with contextlib.suppress(OSError, ValueError):  # the first time, or somebody else has taken it
+            port = int(file.read_text())
+            wait_until_free(LOOPBACK, port, FREE)
+            return port
+        port = free_port()
+        write_atomic(file, str(port).encode())
+        return port
 
     def _certificate(self, keys: Keys) -> tuple[Path, Path]:
         for one in keys.server:

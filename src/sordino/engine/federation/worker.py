@@ -250,10 +250,11 @@ class Clock:
 
 
 def carry_only(loop: Any) -> None:
-    """Make a SuperNode's loop fetch and open no app, whatever run a message belongs to."""
+    """Make a SuperNode's loop fetch and open no app, whatever the run, and call nobody but its server."""
     from flwr.supercore.fab import Fab
+    from flwr.supercore.protobuf.client import ProtobufClient
 
-    connect, pull = loop._init_connection, loop._pull_and_store_message
+    connect, pull, made = loop._init_connection, loop._pull_and_store_message, ProtobufClient.__init__
 
     @contextlib.contextmanager
     def without_apps(*args: Any, **options: Any) -> Iterator[Any]:
@@ -264,6 +265,11 @@ def carry_only(loop: Any) -> None:
         options["state"].delete_messages()  # a reply to a message that was given up must not answer the next one
         return pull(*args, **options)
 
+    def without_detours(self: Any, *args: Any, **options: Any) -> None:
+        made(self, *args, **options)
+        self._client.follow_redirects = False  # a server could send a site's calls anywhere in the site's own network
+
+    ProtobufClient.__init__ = without_detours
     loop._init_connection, loop._pull_and_store_message = without_apps, one_message
     loop.get_fused_config_from_fab = lambda bundle, run: {}
     loop.time = Clock()
