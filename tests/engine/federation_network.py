@@ -99,7 +99,7 @@ class Network:
     def run(self, study: dict[str, Any]) -> tuple[dict[str, Any], Path]:
         """Have the running federation train a study."""
         folder = self.folder / f"run-{len(list(self.folder.glob('run-*')))}"
-        set_up(folder, make_study(study), resume=False)
+        set_up(folder, make_study(study), resume=False, keys=self.keys.folder)
         return run_on(self.link, folder), folder
 
     def sent(self, name: str) -> list[bytes]:

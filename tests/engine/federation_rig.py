@@ -152,7 +152,8 @@ class Rig:
 
     def coordinator_facts(self) -> dict[str, dict[str, Any]]:
         """What the sites say about themselves."""
-        self.facts, self.turned_away = enrol(self.wires, self.ready.brief, list(self.clients.names), 5.0)
+        self.facts, refused, odd = enrol(self.wires, self.ready.brief, list(self.clients.names), 5.0)
+        self.turned_away = refused | odd
         return self.facts
 
     def first(self) -> Checkpoint:

@@ -93,7 +93,7 @@ class Drill:
         """Kill one process without warning: a site or its SuperNode; the server, its SuperLink or its coordinator."""
         kinds = {
             "site": [self.network.sites[chance.choice(NAMES)].process.pid],
-            "supernode": _below(self.network.sites[chance.choice(NAMES)].process.pid, "supernode"),
+            "supernode": _below(self.network.sites[chance.choice(NAMES)].process.pid, "federation.worker"),
             "server": [self.server.process.pid],
             "superlink": _below(self.server.process.pid, "flower-superlink"),
             "coordinator": _below(self.server.process.pid, "flwr-serverapp"),
@@ -112,7 +112,7 @@ class Drill:
 
 def _below(pid: int, word: str) -> list[int]:
     """Processes that ``pid`` started, or those that these started, and so on, with ``word`` in their command."""
-    rows = subprocess.run(["ps", "-eo", "pid=,ppid=,args="], capture_output=True, text=True, check=True).stdout
+    rows = subprocess.run(["ps", "-ewwo", "pid=,ppid=,args="], capture_output=True, text=True, check=True).stdout
     table = [line.split(None, 2) for line in rows.splitlines()]
     found, family = [], {pid}
     for _ in range(6):

@@ -6,7 +6,6 @@ import contextlib
 import socket
 import ssl
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -20,8 +19,6 @@ from federation_spy import check_wire
 
 import sordino as sd
 from sordino.engine.federation.certificates import Keys, certify
-from sordino.engine.federation.processes import call, command
-from sordino.engine.federation.shell import write_shell
 from sordino.errors import SordinoError
 from sordino.privacy.ledger import Charge, Ledger, Plan
 from sordino.privacy.types import Budget
@@ -150,47 +147,3 @@ def _server(keys: Keys):
 
         threading.Thread(target=show, daemon=True).start()
         yield listening.getsockname()[1]
-
-
-EVIL_CLIENT = """\
-from pathlib import Path
-from flwr.clientapp import ClientApp
-Path({mark!r}).write_text("code from the server ran here")
-app = ClientApp()
-
-@app.train()
-def train(message, context):
-    return message
-"""
-
-EVIL_SERVER = """\
-import time
-from pathlib import Path
-from flwr.app import ArrayRecord, Message, RecordDict
-from flwr.serverapp import ServerApp
-app = ServerApp()
-
-@app.main()
-def main(grid, context):
-    node = next(iter(grid.get_node_ids()))
-    ids = list(grid.push_messages([Message(RecordDict(), node, "train")]))
-    for _ in range(300):
-        for reply in grid.pull_messages(ids):
-            Path({said!r}).write_text(str(reply.error.reason if reply.has_error() else "accepted"))
-            return
-        time.sleep(0.1)
-"""
-
-
-def test_no_code_of_the_servers_runs_at_a_site(network: Network, tmp_path: Path):
-    """An app that is not the shell, sent by whoever controls the SuperLink, is refused before it is installed."""
-    mark, said = tmp_path / "mark", tmp_path / "said"
-    evil = write_shell(tmp_path / "evil")
-    (evil / "sordino_shell" / "client.py").write_text(EVIL_CLIENT.format(mark=str(mark)))
-    (evil / "sordino_shell" / "server.py").write_text(EVIL_SERVER.format(said=str(said)))
-    call([command("flwr"), "run", str(evil), "sordino"], network.link.env, 60.0)
-    until = time.monotonic() + 60.0
-    while not said.exists() and time.monotonic() < until:
-        time.sleep(0.2)
-    assert "the app that was sent is not sordino's shell" in said.read_text()
-    assert not mark.exists()

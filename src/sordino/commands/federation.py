@@ -25,16 +25,35 @@ def register(app: typer.Typer) -> None:
 
 def certify(
     folder: Annotated[Path, typer.Argument(help="Where the keys go.", show_default=False)],
-    sites: Annotated[str, typer.Option(help="The sites' names, separated by commas.")],
+    sites: Annotated[str, typer.Option(help="The sites' names, separated by commas.")] = "",
     host: Annotated[str, typer.Option(help="More names or addresses of the server, separated by commas.")] = "",
     days: Annotated[float, typer.Option(min=1, help="How long the certificates hold.")] = 365.0,
+    rotate: Annotated[str, typer.Option(help="Give this site a new key; a run under way goes on with it.")] = "",
+    public: Annotated[
+        Path | None, typer.Option(help="With --rotate: the public key that the site made itself.")
+    ] = None,
+    revoke: Annotated[str, typer.Option(help="Take this site's key away for good, at once.")] = "",
 ) -> None:
-    """Make an authority, a server certificate and a key pair for every site: enough for a trial."""
+    """Make an authority, a server certificate and a key pair for every site; replace or revoke a site's key."""
+    from sordino.engine.federation import keyring
+    from sordino.engine.federation.certificates import Keys
     from sordino.engine.federation.certificates import certify as make
 
     names, hosts = _words(sites), _words(host)
-    if not names:
+    if not (names or rotate or revoke):
         raise BadInput("--sites names nobody: --sites north,south")
+    if public is not None and not (rotate and public.is_file()):
+        raise BadInput("--public goes with --rotate NAME and names the file of the new public key")
+    if revoke:
+        gone = keyring.revoke(Keys(folder), revoke)
+        typer.echo(f"revoked: {revoke}, key {gone[:16]}…; a server that uses this folder turns it away from now on")
+    if rotate:
+        made = keyring.rotate(Keys(folder), rotate, None if public is None else public.read_bytes())
+        typer.echo(f"rotated: {rotate} has key {made[:16]}… now, and its old key opens nothing any more")
+        if public is None:
+            typer.echo(f"to {rotate} only: {Keys(folder).private(rotate)}")
+    if not names:
+        return
     keys = make(folder, names, hosts, days)
     typer.echo(f"to everyone: {keys.authority}")
     typer.echo(f"to the server: {keys.server[0]}, {keys.server[1]}, {folder / 'sites'}/*.pub")
@@ -134,8 +153,8 @@ def _words(text: str) -> list[str]:
 
 def _warn(console: Any) -> None:
     console.print(
-        "[bold red]WARNING[/bold red] --insecure: no TLS, no authentication. Anybody on the way can read and change "
-        "everything, and anybody can pose as the server or as a site. For a trial on one machine only."
+        "[bold red]WARNING[/bold red] --insecure: no TLS, no authentication, no signatures. Anybody on the way can "
+        "read and change everything, and anybody can pose as the server or as a site. For a trial on one machine only."
     )
 
 

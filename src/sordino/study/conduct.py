@@ -1,7 +1,8 @@
 """A deployed run at the server, from enrolment to result, in one folder that can be taken up again at any point.
 
 serve.json (what was asked for) → enrolled.json (who came) → study.json (noise, fixed) → agreed.json (who can pay) →
-log.jsonl and checkpoint, round by round → result.json; failed.json where it cannot go on, now.json for onlookers.
+log.jsonl and checkpoint, round by round → result.json; failed.json where it cannot go on, now.json for onlookers,
+keys.json: which key every name belongs to in this run.
 """
 
 from __future__ import annotations
@@ -45,9 +46,12 @@ _SPENT = {
 """What a site says in the end, and as what."""
 
 
-def set_up(folder: Path, study: Study, resume: bool, trusting: bool = False) -> None:
-    """Write down what a run is to do, after everything was checked that can be checked without the sites."""
-    file = folder / "serve.json"
+def set_up(folder: Path, study: Study, resume: bool, keys: Path | None = None) -> None:
+    """Write down what a run is to do, after everything was checked that can be checked without the sites.
+
+    ``keys``: the folder of the sites' public keys; None believes everybody, for trials and tests.
+    """
+    file, where = folder / "serve.json", None if keys is None else str(keys.resolve())
     if study.deployment.test is not None:  # the coordinator works in another folder
         study.deployment.test = str(Path(study.deployment.test).resolve())
     table = json.loads(study.model_dump_json(by_alias=True, exclude_none=True, exclude_defaults=True))
@@ -57,12 +61,15 @@ def set_up(folder: Path, study: Study, resume: bool, trusting: bool = False) -> 
             raise BadInput(f"{folder} already holds a run: use --resume to go on with it, or choose another folder")
         if kept["study"] != table:
             raise BadInput(f"{folder} holds a run of another study: resume with the same file, or start afresh")
+        if (kept.get("keys", where) is None) != (where is None):
+            raise BadInput(f"{folder} holds a run {'without' if where else 'with'} keys: resume it as it was begun")
+        write_atomic(file, json.dumps({**kept, "keys": where}, indent=1).encode())
         (folder / "failed.json").unlink(missing_ok=True)
         return
     check_deployable(study.chosen_method())
     judge_of(prepare(study, ""))
     folder.mkdir(parents=True, exist_ok=True)
-    body = {"study": table, "run": uuid.uuid4().hex, "trusting": trusting}
+    body = {"study": table, "run": uuid.uuid4().hex, "keys": where}
     write_atomic(file, json.dumps(body, indent=1).encode())
 
 
@@ -123,10 +130,16 @@ def _enrolled(folder: Path, ready: Deployment, transport: Transport) -> tuple[di
     while not set(where.sites) <= transport.names() and time.monotonic() < until:
         time.sleep(0.5)
     here = [name for name in where.sites if name in transport.names()]
-    facts, refused = enrol(transport, ready.brief, here, where.timeout) if here else ({}, {})
-    refused = {**dict.fromkeys(where.sites, f"it did not come within {where.enrol:g} s"), **refused}
-    refused = {name: why for name, why in refused.items() if name not in facts}
-    if not facts or (refused and where.absent == "refuse"):
+    facts, refused, odd = enrol(transport, ready.brief, here, where.timeout) if here else ({}, {}, {})
+    facts, unfit = ready.sound(facts)
+    odd |= unfit
+    for name, why in odd.items():
+        log.warning("%s is refused, and the others go on: %s", name, why)
+    missing = [name for name in where.sites if name not in {*facts, *refused, *odd}]
+    refused |= dict.fromkeys(missing, f"it did not come within {where.enrol:g} s")
+    complete = not refused or where.absent == "go on"  # whom the server refuses does not stop the others
+    refused |= odd
+    if not facts or not complete:
         why = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
         raise SordinoError(f"the federation is not complete: {why}. deployment.absent = 'go on' trains with the others")
     write_atomic(file, to_json({"sites": facts, "refused": refused}, indent=1).encode())

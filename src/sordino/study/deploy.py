@@ -27,6 +27,9 @@ from sordino.privacy.types import Adjacency, Budget, check_promised
 from sordino.study.file import Study
 from sordino.study.result import to_json
 
+USUAL = {"records": 1_000_000, "epsilon": 1.0, "delta": 1e-6}
+"""A declaration that every study can be planned for."""
+
 
 @dataclass(frozen=True)
 class Deployment:
@@ -52,6 +55,29 @@ class Deployment:
         training = Training(rounds=self.study.study.rounds, **settings)
         method, seed = self.study.chosen_method(), self.study.study.seed
         return methods.make_plan(method, training, self.population(facts), len(self.start), seed, noises)
+
+    def sound(self, facts: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, Any], dict[str, str]]:
+        """The sites that this study can be planned for, and why it cannot be for the others.
+
+        One site's declaration may not fit the study (fewer records than a batch): tried among sites that fit, only the
+        odd one fails. Where those fail too it is the study that does not work, and the error says so.
+        """
+        try:
+            self.plan(facts)
+            return dict(facts), {}
+        except Exception:  # whatever a declaration does to an accountant: it must not stop the others
+            usual = {name: {**one, **USUAL} for name, one in facts.items()}
+            self.plan(usual)
+        odd: dict[str, str] = {}
+        for name, one in facts.items():
+            try:
+                self.plan({**usual, name: one})
+            except Exception as error:
+                odd[name] = f"what it declares does not suit the study: {error}"
+        kept = {name: one for name, one in facts.items() if name not in odd}
+        if kept:
+            self.plan(kept)
+        return kept, odd
 
     def course(self, plan: Plan) -> Course:
         """What the coordinator knows all through the run."""

@@ -7,8 +7,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from sordino.engine.federation.door import open_door
-from sordino.engine.federation.node import Node, meet
+from sordino.engine.federation.front import UNKNOWN
+from sordino.engine.federation.node import Address, Node, meet
+from sordino.engine.federation.signing import load_private, signing
+from sordino.engine.federation.site import Site
+from sordino.engine.federation.worker import Lost
 from sordino.errors import SordinoError
 from sordino.privacy.generators import Source
 from sordino.study.site_file import read_site
@@ -46,13 +49,18 @@ def join(
     """
     file = read_site(path)
     address = file.address(insecure)
-    with file.open(source) as site, open_door() as door:
+    with file.open(source) as site:
+        answer = answering(site, address)
         log.info("%s: %d records, budget %s", site.name, site.declared.records, site.budget)
         meet(address, wait)
-        node, started, turned_away = Node(site.folder, address, door.path), time.monotonic(), None
+        node, started, turned_away = Node(site.folder, address), time.monotonic(), None
         try:
             while not done():
-                door.serve_one(site.handle, 0.2)
+                try:
+                    node.worker.serve_one(answer, 0.2)
+                except Lost as error:
+                    log.warning("%s", error)
+                    node.stop()
                 if node.running:
                     continue
                 if _turned_away(node):
@@ -68,11 +76,19 @@ def join(
                     log.warning("the SuperNode ended; starting it again")
                     node.stop()
                     meet(address, wait)
-                    node, started = Node(site.folder, address, door.path), time.monotonic()
+                    node, started = Node(site.folder, address), time.monotonic()
         finally:
             node.stop()
 
 
+def answering(site: Site, address: Address) -> Callable[[bytes], bytes]:
+    """How this site answers: signed with its enrolment key, where it has one."""
+    if address.private is None:
+        return site.handle
+    return signing(site.handle, site.name, load_private(address.private))
+
+
 def _turned_away(node: Node) -> bool:
     """Whether the server refused to let this node in, which is what it does with a key that it does not know."""
-    return "Failed to activate SuperNode" in node.said()
+    said = node.said()
+    return UNKNOWN in said or "Failed to activate SuperNode" in said

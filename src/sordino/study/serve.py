@@ -37,6 +37,7 @@ class Failed(SordinoError):
 def coordinate(grid: Any, context: Any) -> None:
     """Flower's ServerApp: take up the run in the folder that the shell was given."""
     from sordino.engine.federation.grid import GridTransport
+    from sordino.engine.federation.keyring import Keyring
 
     folder = Path(str(context.run_config["run"]))
     to_file = logging.FileHandler(folder / "coordinator.log")
@@ -46,7 +47,8 @@ def coordinate(grid: Any, context: Any) -> None:
     with _alone(folder / "coordinator.lock", 20.0):
         try:
             about = json.loads((folder / "serve.json").read_text())
-            conduct(folder, GridTransport(grid, bool(about["trusting"])))
+            keys = None if about["keys"] is None else Keys(Path(about["keys"]))
+            conduct(folder, GridTransport(grid, None if keys is None else Keyring(keys, folder / "keys.json")))
         except Exception:
             logging.getLogger("sordino.coordinator").exception("the coordinator stops")
             raise
@@ -99,7 +101,7 @@ def serve(
     watch: Callable[[dict[str, Any]], None] = lambda record: None,
 ) -> dict[str, Any]:
     """Serve a study until its result is there. ``keys`` None: no TLS, no authentication, for trials only."""
-    set_up(folder, study, resume, trusting=keys is None)
+    set_up(folder, study, resume, None if keys is None else keys.folder)
     with _alone(folder / "serve.lock", 5.0), Link(folder, host, port, keys) as link:
         return run_on(link, folder, watch)
 
@@ -118,6 +120,7 @@ def run_on(link: Link, folder: Path, watch: Callable[[dict[str, Any]], None] = l
             log.warning("the SuperLink ended; starting it again")
             link.start()
             began = 0.0
+        link.refresh()  # a site may come late, or with a new key
         if not is_coordinated(folder) and time.monotonic() - began > (START if began else 0.0):
             if starts > RESTARTS:
                 raise SordinoError(f"the coordinator died {starts} times: see {folder / 'coordinator.log'}")

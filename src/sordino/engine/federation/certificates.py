@@ -48,9 +48,19 @@ class Keys:
         """A site's public key; the server needs it."""
         return self.folder / "sites" / f"{site}.pub"
 
+    @property
+    def history(self) -> Path:
+        """Which keys were replaced or revoked, a line each; the server needs it."""
+        return self.folder / "sites" / "history.jsonl"
+
     def sites(self) -> list[str]:
         """The sites whose public keys lie here."""
         return sorted(one.stem for one in (self.folder / "sites").glob("*.pub"))
+
+    def write_site(self, site: str, private: bytes, public: bytes) -> None:
+        """Put a site's key pair in its place."""
+        _write(self.private(site), private, secret=True)
+        _write(self.public(site), public)
 
 
 def check_name(site: str) -> str:
@@ -74,7 +84,7 @@ def certify(folder: Path, sites: Sequence[str], hosts: Sequence[str] = (), days:
             _authority_and_server(keys, hosts, days)
         for site in sites:
             if not keys.public(site).exists():
-                _site(keys, site)
+                keys.write_site(site, *new_site_key())
     except OSError as error:
         raise BadInput(f"cannot write keys into {folder}: {error.strerror}") from None
     return keys
@@ -137,11 +147,11 @@ def _authority_and_server(keys: Keys, hosts: Sequence[str], days: float) -> None
     _write(keys.authority, authority.public_bytes(serialization.Encoding.PEM))  # last: its presence says "done"
 
 
-def _site(keys: Keys, site: str) -> None:
+def new_site_key() -> tuple[bytes, bytes]:
+    """A key pair for a site: the private and the public half, as OpenSSH writes them."""
     key = ec.generate_private_key(ec.SECP384R1())
-    openssh = serialization.PublicFormat.OpenSSH
-    _write(keys.private(site), _private(key, serialization.PrivateFormat.OpenSSH), secret=True)
-    _write(keys.public(site), key.public_key().public_bytes(serialization.Encoding.OpenSSH, openssh))
+    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    return _private(key, serialization.PrivateFormat.OpenSSH), public
 
 
 def _usage(sign_certificates: bool) -> x509.KeyUsage:

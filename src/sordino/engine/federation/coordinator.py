@@ -148,6 +148,8 @@ class Coordinator:
         for name, size in {sent: sizes[sent], **wanted}.items():
             if name not in parts or parts[name].shape != (size,) or parts[name].dtype != torch.float32:
                 raise BadInput(f"{name!r} is missing or has a wrong shape")
+            if not torch.isfinite(parts[name]).all():
+                raise BadInput(f"{name!r} holds numbers that are not finite")
         if numbers:
             parts[instead] = torch.zeros(sizes[instead])
         return parts
@@ -191,11 +193,11 @@ class Coordinator:
         values = {}
         for row, packet in sorted(came.replies.items()):
             sent = packet.tensors.get("answer")
-            if sent is not None and sent.shape == (1, 1) and sent.dtype is torch.float32:
+            if sent is not None and sent.shape == (1, 1) and sent.dtype is torch.float32 and sent.isfinite().all():
                 values[row] = sent[0, 0]
             else:
                 name = self.course.plan.clients[called.clients[row]].name
-                missing.refused[name] = "its answer was refused here: it is not one number"
+                missing.refused[name] = "its answer was refused here: it is not one finite number"
         rows = np.array(list(values), dtype=np.int64)
         before = {what: one[torch.from_numpy(rows)] for what, one in heard.items()}
         return rounds.only(called, rows), before, torch.stack(list(values.values())) if values else None

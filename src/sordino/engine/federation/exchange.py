@@ -5,11 +5,13 @@ Whatever a site sends is data: nothing in it can stop the others.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from sordino.engine.federation import wire
+from sordino.engine.federation.declaration import check_declaration, check_payable, check_spent, readable
 from sordino.engine.federation.inbox import Inbox
 from sordino.engine.federation.wire import Packet, pack, unpack
 from sordino.errors import BadInput
@@ -106,7 +108,7 @@ def _sort(requests: Sequence[tuple[str, bytes]], raw: Mapping[int, bytes]) -> He
         except BadInput as error:
             packet = Packet(wire.REFUSED, {"reason": str(error), "budget": False})
         if packet.kind == wire.REFUSED:
-            heard.refused[name] = str(packet.facts.get("reason", "no reason given"))
+            heard.refused[name] = readable(packet.facts.get("reason", "no reason given"))
             if packet.facts.get("budget"):
                 heard.broke.add(name)
         elif packet.kind == wire.UNAVAILABLE:
@@ -128,29 +130,24 @@ def _check_answers(asked: Packet, packet: Packet) -> None:
 
 def enrol(
     transport: Transport, brief: dict[str, Any], sites: Sequence[str], seconds: float
-) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
-    """Public facts of the sites that are there and willing, in the order of ``sites``, and why others are not."""
+) -> tuple[dict[str, dict[str, Any]], dict[str, str], dict[str, str]]:
+    """Public facts of the sites that are there and willing, in the order of ``sites``; why others are not.
+
+    Last, apart: who came and was willing, and declared what no site can mean.
+    """
     data = pack(Packet(wire.HELLO, {"brief": brief}))
     heard = exchange(transport, [(name, data) for name in sites], seconds, None, "hello")
-    found, refused = {}, dict(heard.refused)
+    found, refused, odd = {}, dict(heard.refused), {}
     for i, packet in heard.replies.items():
-        name = sites[i]
-        facts = dict(packet.facts)
-        if facts.get("name") != name:
-            refused[name] = f"it calls itself {facts.get('name')!r}"
-        elif not _sensible(facts):
-            refused[name] = "what it says about itself makes no sense"
-        else:
-            found[name] = facts
-    refused |= dict.fromkeys(heard.absent, "it did not answer")
-    return found, refused
-
-
-def _sensible(facts: Mapping[str, Any]) -> bool:
-    try:
-        return int(facts["records"]) > 0 and float(facts["epsilon"]) > 0 and 0 < float(facts["delta"]) < 1
-    except (KeyError, TypeError, ValueError):
-        return False
+        name, said = sites[i], packet.facts.get("name")
+        if said != name:
+            refused[name] = f"it calls itself {readable(said)!r}"
+            continue
+        try:
+            found[name] = check_declaration(packet.facts, name, str(brief["adjacency"]))
+        except BadInput as error:
+            odd[name] = str(error)
+    return found, refused | dict.fromkeys(heard.absent, "it did not answer"), odd
 
 
 def offer_of(client: ClientPlan) -> dict[str, Any]:
@@ -170,15 +167,23 @@ def agree(
     taking = [c for c in plan.clients if c.turns > 0 or any(c.queries)]
     requests = [(c.name, pack(Packet(wire.OFFER, {"brief": brief, "offer": offer_of(c)}))) for c in taking]
     heard = exchange(transport, requests, seconds, None, "offer")
-    payable = {c.name: 0 for c in taking}
+    payable, refused = {c.name: 0 for c in taking}, dict(heard.refused)
     for i, packet in heard.replies.items():
-        said = packet.facts.get("payable")
-        payable[taking[i].name] = max(0, said) if isinstance(said, int) else 0
-    return payable, heard.refused | dict.fromkeys(heard.absent, "it did not answer the offer")
+        client = taking[i]
+        try:
+            most = max((client.turns, client.declaration()[1], *client.queries))
+            payable[client.name] = check_payable(packet.facts.get("payable"), most)
+        except BadInput as error:
+            refused[client.name] = str(error)
+    return payable, refused | dict.fromkeys(heard.absent, "it did not answer the offer")
 
 
 def farewell(transport: Transport, run: str, names: Sequence[str], seconds: float) -> dict[str, dict[str, Any]]:
-    """Tell everyone that the run is over; what each site says it has spent."""
+    """Tell everyone that the run is over; what each site says it has spent, where that can be understood."""
     data = pack(Packet(wire.BYE, {"run": run}))
     heard = exchange(transport, [(name, data) for name in names], seconds, None, "bye")
-    return {names[i]: dict(packet.facts) for i, packet in heard.replies.items()}
+    found = {}
+    for i, packet in heard.replies.items():
+        with contextlib.suppress(BadInput):
+            found[names[i]] = check_spent(packet.facts)
+    return found

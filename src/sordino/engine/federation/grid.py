@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from sordino.engine.federation import wire
-from sordino.engine.federation.door import from_records, to_records
+from sordino.engine.federation.declaration import readable
+from sordino.engine.federation.envelope import from_records, to_records
+from sordino.engine.federation.keyring import Keyring
+from sordino.engine.federation.signing import NotSigned, unseal
 from sordino.engine.federation.wire import Packet, pack, unpack
 from sordino.errors import BadInput
 
@@ -32,13 +36,14 @@ AGAIN = 30.0
 class GridTransport:
     """Sites behind a SuperLink.
 
-    With node authentication a site's name is what its key was registered under, so nobody can speak for another.
-    Without it (``trusting``) a node is believed when it says who it is.
+    With a ``keyring`` a site is the node that has its key, whatever name Flower knows that node by, and a reply counts
+    when that key signed it for the request. Without one (trials, ``--insecure``) a node is believed when it says who it
+    is, and nothing is signed.
     """
 
-    def __init__(self, grid: Any, trusting: bool = False) -> None:
+    def __init__(self, grid: Any, keyring: Keyring | None) -> None:
         self.grid = grid
-        self.trusting = trusting
+        self.keyring = keyring
         self._said: dict[int, str] = {}
         self._asked: dict[int, float] = {}
 
@@ -48,13 +53,15 @@ class GridTransport:
 
     def _addresses(self) -> dict[str, tuple[int, str]]:
         """By site: its node, and since when that node has been there."""
-        nodes = list(self.grid.get_nodes())
-        if self.trusting:
+        nodes = sorted(self.grid.get_nodes(), key=lambda one: str(one.last_activated_at))
+        if self.keyring is None:
             now = time.monotonic()
             silent = {one for one, asked in self._asked.items() if now - asked < AGAIN}
             self._ask_names([n.node_id for n in nodes if n.node_id not in self._said and n.node_id not in silent])
             return {self._said[n.node_id]: (n.node_id, n.last_activated_at) for n in nodes if n.node_id in self._said}
-        return {one.name: (one.node_id, one.last_activated_at) for one in nodes if one.name}
+        names = {one.node_key: one.name for one in self.keyring.members().values()}
+        known = [(names[one.public_key], one) for one in nodes if one.public_key in names]
+        return {name: (one.node_id, one.last_activated_at) for name, one in known}
 
     def _ask_names(self, nodes: list[int]) -> None:
         if not nodes:
@@ -63,7 +70,8 @@ class GridTransport:
         data = pack(Packet(wire.WHO))
 
         def arrived(place: int, reply: bytes) -> None:
-            self._said[nodes[place]] = str(unpack(reply).facts.get("name", ""))
+            with contextlib.suppress(BadInput):
+                self._said[nodes[place]] = str(unpack(reply).facts.get("name", ""))
 
         where = {str(node): (node, "") for node in nodes}
         self._exchange([(str(node), data) for node in nodes], WHO, arrived, lambda: where)
@@ -89,6 +97,7 @@ class GridTransport:
         waiting = set(range(len(requests)))
         tries = [0] * len(requests)
         sent: dict[str, tuple[int, str]] = {}  # by message: which request it carries, and when its node had come
+        wrong: dict[int, bytes] = {}  # by request: what to say of a reply that its site did not sign
         while waiting and time.monotonic() < until:
             if time.monotonic() - looked >= LOOK:
                 where, looked = addresses(), time.monotonic()
@@ -100,12 +109,33 @@ class GridTransport:
                         tries[i] += 1
             for message, reply in self._pull([one for one, (i, _) in sent.items() if i in waiting]):
                 i, _ = sent.pop(message)
-                if reply is not None and i in waiting:
-                    waiting.discard(i)
-                    arrived(i, reply)
+                if reply is None or i not in waiting:
+                    continue
+                try:
+                    opened = self._opened(*requests[i], reply)
+                except NotSigned as error:  # whoever wrote it, the site itself is asked again
+                    log.warning("%s: %s", requests[i][0], error)
+                    wrong[i] = wire.refusal(str(error))
+                    continue
+                waiting.discard(i)
+                wrong.pop(i, None)
+                arrived(i, opened)
             waiting -= {i for i in waiting if tries[i] >= TRIES and all(i != one for one, _ in sent.values())}
             if waiting:
                 time.sleep(POLL)
+        for i, refusal in wrong.items():
+            arrived(i, refusal)
+
+    def _opened(self, name: str, request: bytes, reply: bytes) -> bytes:
+        """The reply itself, once its signature was checked; the name belongs to that key from then on."""
+        if self.keyring is None:
+            return reply
+        member = self.keyring.members().get(name)
+        if member is None:
+            raise NotSigned("its key was taken away")
+        opened = unseal(member.public, name, request, reply)
+        self.keyring.pin(name)
+        return opened
 
     def _push(
         self,
@@ -130,15 +160,12 @@ class GridTransport:
         found: list[tuple[str, bytes | None]] = []
         for reply in self.grid.pull_messages(messages):
             asked = reply.metadata.reply_to_message_id
+            if reply.has_error():  # unsigned, whoever made it: it says no more than that no answer came
+                log.warning("Flower reports an error (code %s): %s", reply.error.code, readable(reply.error.reason))
+                found.append((asked, None))
+                continue
             try:
-                found.append((asked, _failed(reply.error) if reply.has_error() else from_records(reply.content)))
-            except (KeyError, TypeError, ValueError, BadInput):
-                found.append((asked, wire.refusal("the reply was no packet of sordino")))
+                found.append((asked, from_records(reply.content)))
+            except BadInput:
+                found.append((asked, b"no packet"))
         return found
-
-
-def _failed(error: Any) -> bytes | None:
-    """An error of Flower's: a refusal where the site's guard spoke, else nothing, for the site's process was away."""
-    reason = str(error.reason or "")
-    log.warning("Flower reports an error (code %s): %s", error.code, reason)
-    return wire.refusal(reason) if "refused:" in reason else None

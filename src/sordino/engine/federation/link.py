@@ -1,14 +1,25 @@
-"""A SuperLink of our own: started, told whose keys to accept, given the shell to run."""
+"""A SuperLink of our own on loopback, behind a front that passes the sites' calls; told whose keys to accept."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 from pathlib import Path
 
 from sordino.engine.checkpoint import write_atomic
-from sordino.engine.federation.certificates import Keys, check_in_force
-from sordino.engine.federation.processes import Child, call, command, environment, wait_for_port, wait_until_free
+from sordino.engine.federation.certificates import Keys, certify, check_in_force
+from sordino.engine.federation.front import Front
+from sordino.engine.federation.keyring import Keyring
+from sordino.engine.federation.processes import (
+    Child,
+    call,
+    command,
+    environment,
+    free_port,
+    wait_for_port,
+    wait_until_free,
+)
 from sordino.engine.federation.shell import write_shell
 from sordino.errors import BadInput, SordinoError
 
@@ -24,8 +35,14 @@ CONTROL = 60.0
 """Seconds a command to it may take."""
 
 
+LOOPBACK = "127.0.0.1"
+
+DAYS = 36500.0
+"""For which the certificate holds that this machine shows to itself."""
+
+
 class Link:
-    """A running SuperLink with its state on disk; use it as a context manager.
+    """A running SuperLink with its state on disk, and the front at ``host`` and ``port``; use it as a context manager.
 
     ``keys`` None: without TLS and node authentication, for trials on one machine only.
     """
@@ -35,10 +52,13 @@ class Link:
         self.host = host
         self.port = port
         self.keys = keys
+        self.keyring = None if keys is None else Keyring(keys)
         self.home = self.folder / "flower"
         self.home.mkdir(parents=True, exist_ok=True)
         self.env = environment(self.home, poll=1.0)
+        self.inner = 0
         self.child: Child | None = None
+        self.front: Front | None = None
 
     def __enter__(self) -> Link:
         self.start()
@@ -49,57 +69,86 @@ class Link:
 
     @property
     def running(self) -> bool:
-        """Whether the SuperLink is there."""
-        return self.child is not None and self.child.running
+        """Whether SuperLink and front are there."""
+        parts = (self.child, self.front)
+        return all(one is not None and one.running for one in parts)
 
     def start(self) -> None:
-        """Start it, and register every site whose public key lies in the keys' folder."""
-        arguments = [command("flower-superlink"), "--host", self.host, "--port", str(self.port)]
+        """Start both, and register every site whose public key lies in the keys' folder."""
+        self.stop()
+        certificate = None if self.keys is None else self._certificate(self.keys)
+        wait_until_free(self.host, self.port, FREE)
+        self.inner = self._inner_port()
+        arguments = [command("flower-superlink"), "--host", LOOPBACK, "--port", str(self.inner)]
         arguments += ["--database", str(self.folder / "superlink.db"), "--disable-runtime-dependency-installation"]
-        local = "127.0.0.1" if self.host in ("0.0.0.0", "::") else self.host
-        about = f'[superlink]\ndefault = "sordino"\n\n[superlink.sordino]\naddress = "{local}:{self.port}"\n'
+        about = f'[superlink]\ndefault = "sordino"\n\n[superlink.sordino]\naddress = "{LOOPBACK}:{self.inner}"\n'
+        own = None
         if self.keys is None:
             arguments.append("--insecure")
             about += "insecure = true\n"
-        else:
-            certificate, private = self.keys.server
-            for one in (self.keys.authority, certificate, private):
-                if not one.exists():
-                    raise BadInput(f"{one} does not exist: make keys with `sordino certify {self.keys.folder}`")
-            check_in_force(certificate)
-            arguments += ["--ssl-ca-certfile", str(self.keys.authority.resolve())]
-            arguments += ["--ssl-certfile", str(certificate.resolve()), "--ssl-keyfile", str(private.resolve())]
+        else:  # node authentication wants TLS even here; the certificate that sites see need not name loopback
+            own = certify(self.home / "loopback", [], days=DAYS)
+            arguments += ["--ssl-ca-certfile", str(own.authority)]
+            arguments += ["--ssl-certfile", str(own.server[0]), "--ssl-keyfile", str(own.server[1])]
             arguments.append("--enable-supernode-auth")
-            about += f'root-certificates = "{self.keys.authority.resolve()}"\n'
+            about += f'root-certificates = "{own.authority}"\n'
         (self.home / "config.toml").write_text(about)
-        wait_until_free(self.host, self.port, FREE)
         self.child = Child(arguments, self.env, self.folder / "superlink.log")
-        wait_for_port(self.child, local, self.port, START)
-        if self.keys is not None:
-            self.register(self.keys.sites())
+        wait_for_port(self.child, LOOPBACK, self.inner, START)
+        self.refresh()
+        inner = f"{'http' if own is None else 'https'}://{LOOPBACK}:{self.inner}"
+        known = None if self.keyring is None else self._known
+        authority = None if own is None else own.authority
+        self.front = Front(self.host, self.port, inner, authority, known, certificate)
+        self.front.start()
+
+    def _inner_port(self) -> int:
+        """The SuperLink's port on loopback: the same one after a restart, where a coordinator that lives on looks."""
+        file = self.home / "port"
+        with contextlib.suppress(OSError, ValueError):  # the first time, or somebody else has taken it
+            port = int(file.read_text())
+            wait_until_free(LOOPBACK, port, FREE)
+            return port
+        port = free_port()
+        write_atomic(file, str(port).encode())
+        return port
+
+    def _certificate(self, keys: Keys) -> tuple[Path, Path]:
+        for one in keys.server:
+            if not one.exists():
+                raise BadInput(f"{one} does not exist: make keys with `sordino certify {keys.folder}`")
+        check_in_force(keys.server[0])
+        return keys.server
+
+    def _known(self) -> set[bytes]:
+        """The keys that may call now: one that was revoked is turned away from the next call on."""
+        members = {} if self.keyring is None else self.keyring.members()
+        return {one.node_key for one in members.values()}
 
     def stop(self) -> None:
-        """End it and the coordinator in it."""
-        if self.child is not None:
-            self.child.stop()
+        """End both, and the coordinator in the SuperLink."""
+        for one in (self.front, self.child):
+            if one is not None:
+                one.stop()
+        self.front = self.child = None
 
-    def register(self, sites: list[str]) -> None:
-        """Accept these sites' keys, each under its name. What the SuperLink's database knows already stays as it is."""
-        if self.keys is None:
+    def refresh(self) -> None:
+        """Tell the SuperLink of keys that are new in the folder. What its database knows already stays as it is."""
+        if self.keys is None or self.keyring is None:
             return
         file = self.folder / "registered.json"
-        known = json.loads(file.read_text()) if file.exists() else {}
-        for site in sites:
-            key = self.keys.public(site).read_text()
-            if known.get(site) == key:
+        known = set(json.loads(file.read_text())) if file.exists() else set()
+        for member in self.keyring.members().values():
+            if member.fingerprint in known:
                 continue
             try:
-                self._flwr("supernode", "register", str(self.keys.public(site)), "sordino", "--name", site)
+                path = str(self.keys.public(member.name))
+                self._flwr("supernode", "register", path, "sordino", "--name", member.name)
             except SordinoError as error:
                 if "already in use" not in str(error):
                     raise
-            known[site] = key
-            write_atomic(file, json.dumps(known).encode())
+            known.add(member.fingerprint)
+            write_atomic(file, json.dumps(sorted(known)).encode())
 
     def submit(self, run: Path) -> str:
         """Start the coordinator on a prepared run folder; Flower's number of that run."""

@@ -1,9 +1,11 @@
-"""A SuperNode of our own: it carries packets between the SuperLink and the site's door, and runs nothing else."""
+"""A SuperNode of our own: it carries messages between the server and this site's worker, and starts nothing."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import re
+import secrets
 import socket
 import ssl
 import sys
@@ -11,8 +13,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from sordino.engine.federation.guard import write_guard
 from sordino.engine.federation.processes import Child, command, environment, free_port
+from sordino.engine.federation.worker import Worker
 from sordino.errors import BadInput, SordinoError
 
 
@@ -73,16 +75,20 @@ def _check_certificate(address: Address, line: socket.socket) -> None:
 
 
 class Node:
-    """A SuperNode process for one site, and the starter of its app processes."""
+    """A SuperNode process for one site, and the worker that takes its tasks."""
 
-    def __init__(self, folder: Path, address: Address, door: Path) -> None:
+    def __init__(self, folder: Path, address: Address) -> None:
         home = folder / "flower"
         home.mkdir(parents=True, exist_ok=True)
         command("flower-supernode")  # a readable error where Flower is missing
-        starter = door.with_name("starter")
-        starter.unlink(missing_ok=True)
-        arguments = [*_module("supernode"), "--superlink", str(address), "--port", str(free_port())]
-        arguments += ["--node-config", f'door="{door}"']
+        port, secret = free_port(), secrets.token_bytes(32)
+        shared = home / "worker.secret"  # by which the SuperNode knows the worker: others on this machine get no task
+        shared.unlink(missing_ok=True)
+        with open(os.open(shared, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(secret)
+        arguments = [sys.executable, "-m", "sordino.engine.federation.worker", "--superlink", str(address)]
+        arguments += ["--isolation", "process", "--superexec-auth-secret-file", str(shared)]
+        arguments += ["--host", "127.0.0.1", "--port", str(port)]
         if address.authority is None:
             arguments.append("--insecure")
         else:
@@ -90,9 +96,8 @@ class Node:
             arguments += ["--auth-supernode-private-key", str(address.private)]
         self.log = folder / "supernode.log"
         self._read = self.log.stat().st_size if self.log.exists() else 0
-        env = environment(home, 0.2, write_guard(folder / "guard", starter))
-        self.starter = Child([*_module("guard"), str(starter)], env, self.log)
-        self.child = Child(arguments, env, self.log)
+        self.worker = Worker(port, secret)
+        self.child = Child(arguments, environment(home, 1.0), self.log)
 
     @property
     def running(self) -> bool:
@@ -101,9 +106,9 @@ class Node:
 
     def stop(self) -> None:
         """End it."""
-        for one in (self.child, self.starter):
-            with contextlib.suppress(OSError):
-                one.stop()
+        self.worker.close()
+        with contextlib.suppress(OSError):
+            self.child.stop()
 
     def said(self) -> str:
         """What this process has written so far."""
@@ -113,7 +118,3 @@ class Node:
                 return file.read().decode(errors="replace")
         except OSError:
             return ""
-
-
-def _module(name: str) -> list[str]:
-    return [sys.executable, "-m", f"sordino.engine.federation.{name}"]

@@ -19,19 +19,22 @@ PATIENCE = 10.0
 """Seconds a process has to end in order before it is killed."""
 
 
-def environment(home: Path, poll: float, first: Path | None = None) -> dict[str, str]:
-    """Of Flower's processes: a home of its own, no calls home, a look for tasks every ``poll`` seconds.
+def environment(home: Path, poll: float) -> dict[str, str]:
+    """Of Flower's processes: a home of its own, no calls home, no other ports, a look for tasks every ``poll`` seconds.
 
-    ``first`` comes first on the path.
+    Loopback is never reached by way of a proxy.
     """
-    folders = [str(one) for one in (first, Path(sys.executable).parent) if one is not None]
+    direct = [os.environ.get("NO_PROXY") or os.environ.get("no_proxy", ""), "127.0.0.1", "localhost"]
     return {
         **os.environ,
         "FLWR_HOME": str(home),
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_INTERNAL_GRPC_CONTROL_API": "0",
+        "FLWR_INTERNAL_GRPC_FLEET_API": "0",
         "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": f"{poll:g}",
-        "PATH": os.pathsep.join([*folders, os.environ.get("PATH", "")]),
+        "NO_PROXY": ",".join(one for one in direct if one),
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
     }
 
 

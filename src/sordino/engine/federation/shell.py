@@ -1,21 +1,17 @@
-"""The app that travels over Flower: a shell without a method, a model or a study in it.
+"""The app that the SuperLink runs: a shell that starts the coordinator which is installed at the server.
 
-At a site it hands a packet to the sordino that is installed there; at the server it starts the one installed there. It
-is the same for every study, so a site runs this text and no other (``guard``).
+Flower wants an app to have a half for sites too. This one is empty, and no site fetches it (``worker``).
 """
 
 from __future__ import annotations
 
-import io
-import tomllib
-import zipfile
 from pathlib import Path
 
 PROJECT = """\
 [project]
 name = "sordino-shell"
 version = "1.0.0"
-description = "Hands packets to the sordino that is installed here."
+description = "Starts the coordinator that is installed here."
 license = { text = "Apache-2.0" }
 dependencies = []
 
@@ -38,14 +34,11 @@ run = ""
 """
 
 CLIENT = '''\
-"""Hands every packet to the site's own process."""
+"""Empty: no app runs at a site."""
 
 from flwr.clientapp import ClientApp
 
-from sordino.engine.federation.door import forward
-
 app = ClientApp()
-app.train()(forward)
 '''
 
 SERVER = '''\
@@ -74,19 +67,3 @@ def write_shell(folder: Path) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     return folder
-
-
-def is_shell(bundle: bytes) -> bool:
-    """Whether the code in an app bundle is exactly this shell's: its modules, its entry points, nothing beside them."""
-    try:
-        with zipfile.ZipFile(io.BytesIO(bundle)) as archive:
-            names = archive.namelist()
-            texts = {name: archive.read(name).decode() for name in names if not name.startswith(".info/")}
-        about = tomllib.loads(texts.pop("pyproject.toml"))["tool"]["flwr"]["app"]["components"]
-    except (zipfile.BadZipFile, UnicodeDecodeError, tomllib.TOMLDecodeError, KeyError, TypeError):
-        return False
-    if len(set(names)) != len(names) or any(".." in name for name in names):
-        return False  # one name twice, or a way out of the folder: whoever unpacks it may see something else
-    code = {name: text for name, text in FILES.items() if name != "pyproject.toml"}
-    entry_points = tomllib.loads(PROJECT)["tool"]["flwr"]["app"]["components"]
-    return bool(about == entry_points) and texts == code

@@ -67,7 +67,7 @@ def unpack(data: bytes) -> Packet:
                 "install the same sordino on both"
             )
         return Packet(str(about["kind"]), dict(about["facts"]), load(data))
-    except (SafetensorError, KeyError, TypeError, ValueError, UnicodeDecodeError) as error:
+    except (SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
         if isinstance(error, BadInput):
             raise
         raise BadInput("these bytes are no packet of sordino") from None

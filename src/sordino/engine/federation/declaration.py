@@ -1,0 +1,100 @@
+"""What a site may say about itself. Whatever does not fit is refused with a reason, and the others go on.
+
+The bounds keep a lie from stopping a run: within them planning and accounting are sure to end. They are far outside
+what an honest site declares.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from sordino.errors import BadInput
+from sordino.privacy.types import Adjacency
+
+RECORDS = (1, 10**12)
+EPSILON = (1e-6, 1e4)
+"""∞, for a public data set, is allowed too."""
+
+DELTA = (1e-30, 0.1)
+
+LONGEST = 300
+"""Letters of a reason that are worth keeping."""
+
+
+def check_declaration(facts: Mapping[str, Any], name: str, adjacency: str) -> dict[str, Any]:
+    """What a site declares, and nothing else that it sent; refuses what no site can mean.
+
+    ``adjacency``: what the study accounts under.
+    """
+    found = {
+        "name": name,
+        "records": _whole("records", facts.get("records"), *RECORDS),
+        "epsilon": _number("epsilon", facts.get("epsilon"), *EPSILON, endless=True),
+        "delta": _number("delta", facts.get("delta"), *DELTA),
+    }
+    said = facts.get("adjacency")
+    if not isinstance(said, str) or said not in set(Adjacency):
+        raise BadInput(f"it declares the adjacency {readable(said)!r}: one of {', '.join(Adjacency)} was expected")
+    if said != adjacency:
+        raise BadInput(f"it declares the adjacency {said}, and the study accounts under {adjacency}")
+    return {**found, "adjacency": said}
+
+
+def check_payable(said: Any, turns: int) -> int:
+    """How many of the turns that it was offered a site can pay."""
+    return _whole("payable", said, 0, turns)
+
+
+def check_spent(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """What a site says it has spent; only what is well formed, for this is written into the result."""
+    found: dict[str, Any] = {}
+    for key in ("spent_epsilon", "run_epsilon", "replace_one_epsilon"):
+        found[key] = _number(key, facts.get(key), 0.0, math.inf, endless=True)
+    releases, marks = facts.get("releases"), facts.get("not_private")
+    if not isinstance(releases, list) or not isinstance(marks, list) or len(releases) + len(marks) > 10_000:
+        raise BadInput("it lists its releases in a form that nobody knows")
+    found["releases"] = [
+        {
+            "what": readable(one["what"]),
+            "rate": _number("rate", one["rate"], 0.0, 1.0),
+            "noise": _number("noise", one["noise"], 0.0, math.inf),
+            "count": _whole("count", one["count"], 0, 10**15),
+        }
+        for one in releases
+        if isinstance(one, dict) and set(one) >= {"what", "rate", "noise", "count"}
+    ]
+    if len(found["releases"]) != len(releases):
+        raise BadInput("it lists its releases in a form that nobody knows")
+    return {**found, "not_private": [readable(one) for one in marks]}
+
+
+def readable(said: Any) -> str:
+    """Somebody else's words as one short line that no terminal takes for a command."""
+    text = said if isinstance(said, str) else type(said).__name__ if isinstance(said, (dict, list)) else _short(said)
+    return "".join(one if one.isprintable() else " " for one in text[:LONGEST])
+
+
+def _short(said: Any) -> str:
+    """A number as text; one with thousands of digits cannot be written out."""
+    try:
+        return f"{said!r}"
+    except ValueError:
+        return "a number too long to write"
+
+
+def _whole(what: str, said: Any, low: int, high: int) -> int:
+    if type(said) is not int or not low <= said <= high:
+        raise BadInput(f"it declares {what} = {readable(said)}: a whole number from {low} to {high} was expected")
+    return said
+
+
+def _number(what: str, said: Any, low: float, high: float, endless: bool = False) -> float:
+    if isinstance(said, int) and not isinstance(said, bool) and abs(said) < 1 << 64:
+        said = float(said)
+    if isinstance(said, float) and (
+        (low <= said <= high and (endless or math.isfinite(said))) or (endless and said == math.inf)
+    ):
+        return said
+    raise BadInput(f"it declares {what} = {readable(said)}: a number from {low:g} to {high:g} was expected")
