@@ -16,6 +16,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from sordino.client.gradients import loops
 from sordino.client.gradients.chain import in_order
 from sordino.client.gradients.layout import view_of
 from sordino.client.gradients.patches import Geometry, Pair, patches_view
@@ -79,31 +80,42 @@ class Convolution:
     few: bool
     kernels: Tensor
     """``[patch, outputs]``."""
-    turned: Tensor
-    """``[outputs, patch]``."""
+    native: Tensor
+    """The kernels as the native convolution takes them, channels last."""
     shift: Tensor
 
     def forward(self, x: Tensor, space: Space) -> tuple[Tensor, Backward]:
         """The convolution."""
         size = self.geometry.output(x.shape[2], x.shape[3])
-        key = f"{self.name}/seen"
-        seen = planes(x, self.geometry, size, key, space) if self.few else patches(x, self.geometry, size, key, space)
+        view, room, seen = self._seen(x, size, space)
         out = space.lanes(f"{self.name}/out", len(x), (seen.shape[1], len(self.shift)))
-        for one, target in zip(seen, out):
-            torch.mm(one, self.kernels, out=target)
+        loops.seen_products(view, room, seen, self.kernels, out)
         out += self.shift
 
         def backward(dy: Tensor, grads: Tensor, further: bool) -> Tensor:
             slopes = space.in_lanes(f"{self.name}/dy", dy.permute(0, 2, 3, 1).flatten(1, 2))
             found = space.lanes(f"{self.name}/grads", len(dy), (len(self.shift), len(self.kernels)))
-            for one, record, target in zip(slopes, seen, found):
-                torch.mm(one.t(), record, out=target)
+            loops.slope_products(slopes, seen, found)
             view_of(grads, self.weight).copy_(self._in_order(found, x.shape[1]))
             if self.bias is not None:
-                self._shifts(slopes, view_of(grads, self.bias), space)
-            return self._input_gradient(slopes, x.shape, size, space) if further else dy
+                shifts = space.lanes(f"{self.name}/shifts", len(dy), (len(self.shift),))
+                loops.column_sums(slopes, slopes.new_ones(slopes.shape[1]), shifts)
+                view_of(grads, self.bias).copy_(shifts)
+            return self._input_gradient(slopes.unflatten(1, size).permute(0, 3, 1, 2), x, space) if further else dy
 
         return out.unflatten(1, size).permute(0, 3, 1, 2), backward
+
+    def _seen(self, x: Tensor, size: Pair, space: Space) -> tuple[Tensor, Tensor, Tensor]:
+        """What the kernel sees as a view, room for a copy of it, and that copy as ``[n, positions, patch]``."""
+        n, channels, positions = x.shape[0], x.shape[1], size[0] * size[1]
+        if self.few:
+            view = planes(x, self.geometry, size)
+            copied = space.lanes(f"{self.name}/seen", n, (len(self.kernels), positions))
+            room = copied.unflatten(1, (channels, *self.geometry.kernel)).unflatten(4, size)
+            return view, room, copied.transpose(1, 2)
+        view = patches_view(padded_last(x, self.geometry), self.geometry)
+        copied = space.lanes(f"{self.name}/seen", n, (positions, len(self.kernels)))
+        return view, copied.unflatten(1, size).unflatten(3, (*self.geometry.kernel, channels)), copied
 
     def _in_order(self, found: Tensor, channels: int) -> Tensor:
         """Gradients ``[n, outputs, patch]`` in the parameter's order."""
@@ -112,55 +124,33 @@ class Convolution:
         shaped: Tensor = found.unflatten(2, (*self.geometry.kernel, channels))
         return shaped.permute(0, 1, 4, 2, 3)
 
-    def _shifts(self, slopes: Tensor, out: Tensor, space: Space) -> None:
-        """Gradients of the bias: a product with ones a record."""
-        ones, found = slopes.new_ones(slopes.shape[1]), space.lanes(f"{self.name}/shifts", len(slopes), (out.shape[1],))
-        for one, target in zip(slopes, found):
-            torch.mv(one.t(), ones, out=target)
-        out.copy_(found)
-
-    def _input_gradient(self, slopes: Tensor, shape: torch.Size, size: Pair, space: Space) -> Tensor:
-        """Gradients of the patches, added back tap by tap: every number gets its terms in one order."""
-        spread = space.lanes(f"{self.name}/back", len(slopes), (slopes.shape[1], self.turned.shape[1]))
-        for one, target in zip(slopes, spread):
-            torch.mm(one, self.turned, out=target)
-        (ph, pw), (sh, sw), (dh, dw) = self.geometry.padding, self.geometry.stride, self.geometry.dilation
-        padded = slopes.new_zeros(shape[0], shape[2] + 2 * ph, shape[3] + 2 * pw, shape[1])
-        windows = spread.unflatten(1, size)
-        if self.few:
-            windows = windows.unflatten(3, (shape[1], *self.geometry.kernel)).permute(0, 1, 2, 4, 5, 3)
-        else:
-            windows = windows.unflatten(3, (*self.geometry.kernel, shape[1]))
-        for row in range(self.geometry.kernel[0]):
-            for column in range(self.geometry.kernel[1]):
-                top, left = row * dh, column * dw
-                part = padded[:, top : top + sh * (size[0] - 1) + 1 : sh, left : left + sw * (size[1] - 1) + 1 : sw]
-                part += windows[:, :, :, row, column]
-        return padded[:, ph : ph + shape[2], pw : pw + shape[3]].permute(0, 3, 1, 2)
+    def _input_gradient(self, slopes: Tensor, x: Tensor, space: Space) -> Tensor:
+        """By the native kernel, an image a call."""
+        back = space.lanes(f"{self.name}/back", len(x), (*x.shape[2:], x.shape[1])).permute(0, 3, 1, 2)
+        like = torch.zeros_like(back[:1])  # only its size is looked at
+        g = self.geometry
+        stride, padding, dilation = list(g.stride), list(g.padding), list(g.dilation)
+        loops.input_gradients(slopes, like, self.native, stride, padding, dilation, back)
+        return back
 
 
-def planes(x: Tensor, geometry: Geometry, size: Pair, key: str, space: Space) -> Tensor:
-    """Shifted images of every record, as ``[n, positions, channels·kh·kw]``."""
+def planes(x: Tensor, geometry: Geometry, size: Pair) -> Tensor:
+    """Shifted images of every record, a view ``[n, channels, kh, kw, high, wide]``."""
     (high, wide), (sh, sw), (dh, dw) = geometry.padding, geometry.stride, geometry.dilation
     n, channels, height, width = x.shape
     padded = x.new_zeros(n, channels, height + 2 * high, width + 2 * wide)
     padded[:, :, high : high + height, wide : wide + width] = x
     at_n, at_c, at_h, at_w = padded.stride()
     strides = (at_n, at_c, dh * at_h, dw * at_w, sh * at_h, sw * at_w)
-    view = padded.as_strided((n, channels, *geometry.kernel, *size), strides)
-    found = space.lanes(key, n, (channels * geometry.taps, size[0] * size[1]))
-    found.unflatten(1, (channels, *geometry.kernel)).unflatten(4, size).copy_(view)
-    return found.transpose(1, 2)
+    return padded.as_strided((n, channels, *geometry.kernel, *size), strides)
 
 
-def patches(x: Tensor, geometry: Geometry, size: Pair, key: str, space: Space) -> Tensor:
-    """What the kernel sees at every position of every record, ``[n, positions, kh·kw·channels]``."""
+def padded_last(x: Tensor, geometry: Geometry) -> Tensor:
+    """Every record with zeros around it, ``[n, height, width, channels]``."""
     (high, wide), (n, channels, height, width) = geometry.padding, x.shape
     padded = x.new_zeros(n, height + 2 * high, width + 2 * wide, channels)
     padded[:, high : high + height, wide : wide + width] = x.permute(0, 2, 3, 1)
-    found = space.lanes(key, n, (size[0] * size[1], channels * geometry.taps))
-    found.unflatten(1, size).unflatten(3, (*geometry.kernel, channels)).copy_(patches_view(padded, geometry))
-    return found
+    return padded
 
 
 @dataclass(frozen=True)
@@ -180,8 +170,7 @@ class Product:
             raise Unserved
         seen = space.in_lanes(f"{self.name}/seen", x)
         out = space.lanes(f"{self.name}/out", len(x), (self.matrix.shape[0],))
-        for one, target in zip(seen, out):
-            torch.mv(self.matrix, one, out=target)
+        loops.vector_products(self.matrix, seen, out)
         out += self.shift
 
         def backward(dy: Tensor, grads: Tensor, further: bool) -> Tensor:
@@ -191,8 +180,7 @@ class Product:
             if not further:
                 return dy
             back = space.lanes(f"{self.name}/back", len(dy), (self.matrix.shape[1],))
-            for one, target in zip(space.in_lanes(f"{self.name}/dy", dy), back):
-                torch.mv(self.turned, one, out=target)
+            loops.vector_products(self.turned, space.in_lanes(f"{self.name}/dy", dy), back)
             return back
 
         return out, backward
@@ -217,8 +205,7 @@ class Tangent:
         """Record by record; the slope 1 − y² is made of single multiplications and subtractions."""
         seen = space.in_lanes(f"{self.name}/seen", x)
         out = space.lanes(f"{self.name}/out", len(x), tuple(x.shape[1:]))
-        for one, target in zip(seen, out):
-            torch.tanh(one, out=target)
+        loops.tangents(seen, out)
         return out, lambda dy, grads, further: dy * (1 - out * out)
 
 
@@ -234,9 +221,9 @@ class Pool:
         out, index = torch.ops.aten.max_pool2d_with_indices(x, *places)
 
         def backward(dy: Tensor, grads: Tensor, further: bool) -> Tensor:
-            dx: Tensor = torch.ops.aten.max_pool2d_with_indices_backward(
-                dy.contiguous(), x.contiguous(), *places, index
-            )
+            kind = torch.contiguous_format if index.is_contiguous() else torch.channels_last
+            given = (one.contiguous(memory_format=kind) for one in (dy, x))
+            dx: Tensor = torch.ops.aten.max_pool2d_with_indices_backward(*given, *places, index)
             return dx
 
         return out, backward
@@ -323,9 +310,10 @@ def _convolution(name: str, module: nn.Conv2d, own: dict[str, Slot], flat: Tenso
     sides = [_pair(one) for one in (module.kernel_size, module.stride, module.padding, module.dilation)]  # type: ignore[arg-type]
     weight, geometry = view_of(flat, own["weight"]), Geometry(*sides)
     few = weight.shape[1] <= FEW_CHANNELS
-    turned = (weight if few else weight.permute(0, 2, 3, 1)).flatten(1).contiguous()
+    turned = (weight if few else weight.permute(0, 2, 3, 1)).flatten(1)
     shift = view_of(flat, own["bias"]).clone() if "bias" in own else flat.new_zeros(len(weight))
-    return Convolution(name, own["weight"], own.get("bias"), geometry, few, turned.t().contiguous(), turned, shift)
+    native = weight.contiguous(memory_format=torch.channels_last).clone()
+    return Convolution(name, own["weight"], own.get("bias"), geometry, few, turned.t().contiguous(), native, shift)
 
 
 def _product(name: str, own: dict[str, Slot], flat: Tensor) -> Product:
