@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from sordino import models
 from sordino.client import gradients
-from sordino.client.gradients import Alone, fused
+from sordino.client.gradients import Alone, fused, loops
 from sordino.client.gradients.fast import Fast
 from sordino.client.gradients.losses import loss_by_name
-from sordino.privacy.gate import OneByOne, Term, bounded, exact_sums
+from sordino.privacy.gate import Block, OneByOne, bounded, exact_sums
 from sordino.privacy.lattice import Lattice
 from sordino.privacy.threads import one_thread
 
@@ -51,15 +51,18 @@ def own_terms(one: Case, layout: str) -> Tensor:
 
 
 def _at_a_site(one: Case) -> Tensor:
+    """Here over the sensitivity that is charged, which is C(1 + 10⁻⁶) and half a lattice step a coordinate."""
     weights = torch.nn.utils.parameters_to_vector(one.model.parameters()).detach()
     lattice = Lattice(one.clip, len(weights))
     found = []
     with one_thread():
-        for record, factor in zip(Alone(one.model, LOSS).under(weights)(one.x, one.y), one.factors.tolist()):
-            norm = float("nan") if record is None else float(record.gradient.double().norm())
-            units = None if record is None else lattice.units(record.gradient, norm, factor)
-            found.append(0.0 if units is None else float(units.norm()) * lattice.step / lattice.sensitivity)
-    return torch.tensor(found, dtype=torch.float64)
+        graded = Alone(one.model, LOSS).under(weights)(one.x, one.y)
+        norms = graded.gradients.double().norm(dim=1).tolist()
+        for k, factor in enumerate(one.factors.tolist()):
+            total = torch.zeros(len(weights), dtype=torch.float64)
+            lattice.add(total, graded.gradients[k : k + 1], norms[k : k + 1], [factor])
+            found.append(total.norm() * lattice.step / lattice.sensitivity)
+    return torch.stack(found)
 
 
 LAYOUTS = ("site", "one row", "shared", "stack", "vmap")
@@ -131,8 +134,9 @@ def test_cancelling_positions_do_not_hide_a_loud_record():
 
 
 def test_a_measured_term_does_not_rest_on_the_norm_it_was_told():
-    lattice = Lattice(1.0, 3)
-    assert lattice.units(torch.tensor([3.0, 4.0, 0.0]), 1e-9, 1.0) is None, "a lie about the norm adds nothing"
+    lattice, total = Lattice(1.0, 3), torch.zeros(3, dtype=torch.float64)
+    lattice.add(total, torch.tensor([[3.0, 4.0, 0.0]]), [1e-9], [1.0])
+    assert not total.any(), "a lie about the norm adds nothing"
     assert lattice.sensitivity <= 1 + 1e-5
 
 
@@ -147,7 +151,7 @@ def test_a_record_contributes_the_same_bits_in_every_company(name: str):
         def alone(order: list[int], engine=engine, weights=weights, one=one) -> dict[int, Tensor]:
             with one_thread():
                 graded = engine.under(weights)(one.x[order], one.y[order])
-                return {j: torch.zeros(0) if g is None else g.gradient.clone() for j, g in zip(order, graded)}
+                return {j: g.clone() for j, g in zip(order, graded.gradients)}
 
         reference = {j: alone([j])[j] for j in range(5)}
         for order in ([0, 1], [1, 0, 2], [4, 3, 2, 1, 0], [2, 2, 2, 0, 0, 1, 4, 3]):
@@ -168,8 +172,8 @@ def test_exact_sums_differ_by_one_term_and_nothing_else(threads: int):
         grade = engine.under(weights)
 
         def terms(some):
-            found = grade(x[[keep[k] for k in some]], y[[keep[k] for k in some]])
-            return [{"gradient": Term(g.gradient, float(g.gradient.double().norm()), 1.0)} for g in found]
+            found = grade(x[[keep[k] for k in some]], y[[keep[k] for k in some]]).gradients
+            return {"gradient": Block(found, loops.norms(found), [1.0] * len(some))}
 
         return exact_sums(OneByOne(len(keep), terms, engine.block), {"gradient": lattice})["gradient"][0]
 

@@ -18,6 +18,7 @@ from sordino.client.gradients import Alone
 from sordino.client.local import sgd
 from sordino.client.rows import Records, Rows
 from sordino.client.turn import Work, answer
+from sordino.errors import BadInput, SordinoError
 from sordino.privacy.gate import Permit, Terms
 from sordino.privacy.generators import Batches, Keyed, Turn
 from sordino.privacy.types import Release, Sampling
@@ -134,10 +135,9 @@ def test_what_a_model_remembers_is_undone_before_the_next_record():
     torch.manual_seed(0)
     model, (x, y) = Remembering(), records()
     graded = Alone(model, LOSS).under(torch.nn.utils.parameters_to_vector(model.parameters()).detach())
-    together = [one.gradient.clone() for one in graded(x, y) if one is not None]
-    apart = [graded(x[k : k + 1], y[k : k + 1])[0] for k in range(9)]
-    assert len(together) == 9
-    assert all(one is not None and torch.equal(a, one.gradient) for a, one in zip(together, apart))
+    together = graded(x, y).gradients
+    apart = torch.cat([graded(x[k : k + 1], y[k : k + 1]).gradients for k in range(9)])
+    assert torch.equal(together, apart)
 
 
 @pytest.mark.parametrize("broken", ["record", "label"])
@@ -183,3 +183,17 @@ def test_the_engine_is_not_chosen_by_what_a_record_holds():
         engine.settle(engine.flatten(model), torch.randn(4, 6), torch.full((4,), label))
         kinds.add(type(engine.engine).__name__)
     assert kinds == {"Fast"}
+
+
+def test_a_model_that_fails_on_every_record_stops_a_simulation_and_is_refused_at_a_site():
+    """At a site one cannot tell records that raise from a model that does; so the model is tried before."""
+
+    class Broken(Hand):
+        def mix(self, x: Tensor) -> Tensor:
+            raise ValueError("never works")
+
+    x, y = records()
+    with pytest.raises(SordinoError, match="not one record of a batch could be computed: ValueError: never works"):
+        sums(Broken(), x, y, exact=True)
+    with pytest.raises(BadInput, match="never works"):
+        Alone(Broken(), LOSS).check((6,), 3)

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from sordino.client.ask import Question, scalar_piece
 from sordino.client.clip import Clip, Public, per_record, per_row
-from sordino.client.gradients import Alone, Engine, Graded, Single
+from sordino.client.gradients import Alone, Engine, Graded, loops
 from sordino.client.local import Local
 from sordino.client.rows import Rows
 from sordino.errors import SordinoError
-from sordino.privacy.gate import Gate, OneByOne, Permit, Piece, Term
+from sordino.privacy.gate import Block, Gate, OneByOne, Permit, Piece
 from sordino.privacy.types import NotReleased, Release, derive
 
 
@@ -131,27 +131,53 @@ def _singles(work: Work, rows: Rows, step: int, params: Tensor, public: Public, 
     grade = work.alone.under(params[0], gradients=not only)
     where = torch.from_numpy(rows.batches[0][step])
 
-    def terms(some: Sequence[int]) -> list[Mapping[str, Term]]:
+    troubles: list[str] = []
+
+    def terms(some: Sequence[int]) -> dict[str, Block]:
         x, y, valid = rows.records.at(where[list(some)])
-        usable = [True] * len(y) if valid is None else valid.tolist()
-        return [_terms_of(work, one, public, only) if good else {} for one, good in zip(grade(x, y), usable)]
+        graded = grade(x, y)
+        usable = [one and math.isfinite(loss) for one, loss in zip(_flags(valid, len(y)), graded.losses)]
+        troubles.extend(graded.troubles)
+        if only:
+            return _answers_alone(work.also, graded.losses, graded.losses, usable, params, public)
+        norms = loops.norms(graded.gradients)
+        usable = [one and math.isfinite(norm) for one, norm in zip(usable, norms)]
+        factors = [_factor(work.clip, *each, params, public) for each in zip(graded.losses, norms, usable)]
+        taught = [one and norm > 0 for one, norm in zip(usable, norms)]  # others answer nothing, as in a simulation
+        answers = _answers_alone(work.also, graded.losses, norms, taught, params, public) if work.also else {}
+        return {"gradient": Block(graded.gradients, norms, factors), **answers}
 
-    return OneByOne(len(where), terms, work.alone.block)
+    return OneByOne(len(where), terms, work.alone.block, troubles)
 
 
-def _terms_of(work: Work, record: Single | None, public: Public, only: bool) -> dict[str, Term]:
-    """What one record adds. One that raised an error, or whose numbers are not finite, adds nothing."""
-    if record is None or not math.isfinite(record.loss):
-        return {}
-    norm = record.loss if only else float(torch.linalg.vector_norm(record.gradient, dtype=torch.float64))
-    losses, norms = record.gradient.new_tensor([[record.loss]]), record.gradient.new_tensor([[norm]])
-    if not math.isfinite(norm):
-        return {}
-    found = {} if only else {"gradient": Term(record.gradient, norm, float(work.clip.factors(losses, norms, public)))}
-    if only or norm > 0:  # a record that teaches nothing answers nothing, as in a simulation
-        for question in work.also:
-            value = question.values(losses, norms, public).reshape(1)
-            found[question.what] = Term(value, abs(float(value)), 1.0)
+def _flags(valid: Tensor | None, count: int) -> list[bool]:
+    return [True] * count if valid is None else valid.tolist()
+
+
+def _factor(clip: Clip, loss: float, norm: float, usable: bool, params: Tensor, public: Public) -> float:
+    """How often a record counts, by a rule that sees this record only; 0 where its numbers are not finite."""
+    if not usable:
+        return 0.0
+    return float(clip.factors(params.new_tensor([[loss]]), params.new_tensor([[norm]]), public))
+
+
+def _answers_alone(
+    questions: tuple[Question, ...],
+    losses: Sequence[float],
+    norms: Sequence[float],
+    usable: Sequence[bool],
+    params: Tensor,
+    public: Public,
+) -> dict[str, Block]:
+    """What each record answers to each question, by itself."""
+    found = {}
+    for question in questions:
+        values = [
+            float(question.values(params.new_tensor([[loss]]), params.new_tensor([[norm]]), public)) if good else 0.0
+            for loss, norm, good in zip(losses, norms, usable)
+        ]
+        column = torch.tensor(values, dtype=torch.float64)[:, None]
+        found[question.what] = Block(column, [abs(one) for one in values], [1.0] * len(values))
     return found
 
 

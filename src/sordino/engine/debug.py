@@ -22,7 +22,7 @@ from sordino.engine.rounds import turns_taken
 from sordino.engine.simulate import Index, Setup, draw_rows, open_round
 from sordino.engine.telling import told
 from sordino.errors import BadInput, SordinoError
-from sordino.privacy.gate import Batch, Gate, OneByOne, Permit, Piece, Term, bounded
+from sordino.privacy.gate import Batch, Block, Gate, OneByOne, Permit, Piece, bounded
 from sordino.privacy.generators import Source, Turn
 from sordino.privacy.lattice import Lattice
 from sordino.privacy.threads import one_thread
@@ -138,12 +138,12 @@ class _Glass(Gate):
                 return super().release(permit, step, pieces, bounds, width)
         return super().release(permit, step, self._looked(pieces, bounds["gradient"]), bounds, width)
 
-    def _looked_alone(self, batch: OneByOne) -> Callable[[Sequence[int]], Sequence[Mapping[str, Term]]]:
-        def terms(some: Sequence[int]) -> Sequence[Mapping[str, Term]]:
+    def _looked_alone(self, batch: OneByOne) -> Callable[[Sequence[int]], Mapping[str, Block]]:
+        def terms(some: Sequence[int]) -> Mapping[str, Block]:
             found = batch.terms(some)
-            for one in (each["gradient"] for each in found if "gradient" in each):
-                self._watch.see("factors", torch.tensor([one.factor]))
-                self._watch.see("gradients", one.vector[None])
+            if "gradient" in found:
+                self._watch.see("factors", torch.tensor(found["gradient"].factors))
+                self._watch.see("gradients", found["gradient"].vectors)
             return found
 
         return terms

@@ -51,25 +51,26 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Term:
-    """What one record would add to a sum: a vector, its norm in float64, and how often it counts."""
+class Block:
+    """What some records would add to a sum: a vector each, its norm in float64, and how often it counts."""
 
-    vector: Tensor
-    norm: float
-    factor: float
+    vectors: Tensor
+    norms: Sequence[float]
+    factors: Sequence[float]
 
 
 @dataclass(frozen=True)
 class OneByOne:
     """A batch of ``count`` records whose terms are computed one by one, for exact sums.
 
-    ``terms(some)`` are the terms of some records (at most ``block`` of them), by part. What a record's are may depend
-    on nothing but that record; where it raises, its records are asked for one by one, and one that raises adds nothing.
+    ``terms(some)`` are those of some records (at most ``block`` of them), by part. What a record's are may depend on
+    nothing but that record; a record that made the model raise has factor 0, and why is noted in ``troubles``.
     """
 
     count: int
-    terms: Callable[[Sequence[int]], Sequence[Mapping[str, Term]]]
+    terms: Callable[[Sequence[int]], Mapping[str, Block]]
     block: int = 1
+    troubles: list[str] = field(default_factory=list)
 
 
 Batch = Iterable[Mapping[str, Piece]] | OneByOne
@@ -229,6 +230,8 @@ class Gate:
         if isinstance(pieces, OneByOne):
             lattices = {p: Lattice(float(b), width if p == "gradient" else 1) for p, b in bounds.items()}
             exact = exact_sums(pieces, lattices)
+            if self.source.simulated and len(pieces.troubles) == pieces.count > 0:
+                raise SordinoError(f"not one record of a batch could be computed: {pieces.troubles[0]}")
             return {p: self._seal(permit, p, step, exact[p], bounds[p], one) for p, one in lattices.items()}
         rows = len(permit.turns)
         totals = {part: bound.new_zeros(rows, 0) for part, bound in bounds.items()}
@@ -278,41 +281,31 @@ def exact_sums(batch: OneByOne, lattices: Mapping[str, Lattice]) -> dict[str, Te
     block = max(1, min(batch.block, -(-batch.count // threads)))
     blocks = [range(start, min(batch.count, start + block)) for start in range(0, batch.count, block)]
     shares = side_by_side(lambda first: _share(batch, lattices, blocks[first::threads]), range(threads))
-    troubles = sum(one[1] for one in shares)
-    if troubles:
-        log.warning("%d of %d records could not be computed and added nothing", troubles, batch.count)
-    return {p: sum((one[0][p] for one in shares[1:]), shares[0][0][p])[None] * lattices[p].step for p in lattices}
+    if batch.troubles:
+        log.warning("%d of %d records raised an error and added nothing", len(batch.troubles), batch.count)
+    return {p: sum((one[p] for one in shares[1:]), shares[0][p])[None] * lattices[p].step for p in lattices}
 
 
-def _share(
-    batch: OneByOne, lattices: Mapping[str, Lattice], blocks: Iterable[Sequence[int]]
-) -> tuple[dict[str, Tensor], int]:
-    """Sums over some of the records, in lattice units, and how many of them raised an error."""
+def _share(batch: OneByOne, lattices: Mapping[str, Lattice], blocks: Iterable[Sequence[int]]) -> dict[str, Tensor]:
+    """Sums over some of the records, in lattice units."""
     totals = {part: torch.zeros(one.width, dtype=torch.float64) for part, one in lattices.items()}
-    troubles = 0
     with one_thread():
         for block in blocks:
-            for terms in _terms(batch, block):
-                if terms is None:
-                    troubles += 1
-                    continue
-                for part in totals.keys() & terms.keys():
-                    term = terms[part]
-                    units = lattices[part].units(term.vector, term.norm, term.factor)
-                    if units is not None:
-                        totals[part] += units
-    return totals, troubles
+            found = _terms(batch, block)
+            for part in totals.keys() & found.keys():
+                one = found[part]
+                lattices[part].add(totals[part], one.vectors, one.norms, one.factors)
+    return totals
 
 
-def _terms(batch: OneByOne, block: Sequence[int]) -> Sequence[Mapping[str, Term] | None]:
-    """The terms of a block's records; None for one that raised, whatever it made the model do (R10)."""
+def _terms(batch: OneByOne, block: Sequence[int]) -> Mapping[str, Block]:
+    """The terms of a block's records; of none of them where reading or computing all of them fails (R10)."""
     try:
         return batch.terms(block)
-    except Exception:
-        if len(block) == 1:
-            log.debug("a record raised", exc_info=True)
-            return [None]
-        return [one for k in block for one in _terms(batch, [k])]
+    except Exception as error:  # whatever records make a model do, it stays at the client
+        log.debug("records raised an error", exc_info=True)
+        batch.troubles.extend([f"{type(error).__name__}: {error}"] * len(block))
+        return {}
 
 
 def fingerprint(*parts: object) -> str:

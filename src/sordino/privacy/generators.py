@@ -33,6 +33,9 @@ BLOCK = 1 << 18
 PIECE = 1 << 15
 """Normals that are made at once: small enough for the cache."""
 
+EXACT_PIECE = 1 << 13
+"""The same for exact draws, which threads make side by side."""
+
 Streams = Callable[[int, int], np.random.Generator]
 """The stream of a row and a block of its columns."""
 
@@ -184,9 +187,9 @@ def _pour(out: Tensor, streams: Streams, scale: Tensor | None) -> Tensor:
 
 def _pour_rounded(width: int, deviation: float, words: Callable[[int], Words]) -> Tensor:
     """Exact draws, every block of them from words of its own, on all threads."""
-    starts = range(0, width, PIECE)
     parts = side_by_side(
-        lambda start: rounded_normals(words(start // PIECE), deviation, min(PIECE, width - start)), starts
+        lambda start: rounded_normals(words(start // EXACT_PIECE), deviation, min(EXACT_PIECE, width - start)),
+        range(0, width, EXACT_PIECE),
     )
     return torch.from_numpy(np.concatenate(parts))
 

@@ -7,12 +7,14 @@ differ by that record's rounded term and by nothing else, whatever the weights, 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from sordino.errors import BadInput
+from sordino.privacy.threads import unlocked
 
 FINENESS = 16
 """A lattice step is at most C·2⁻¹⁶/√d, so that rounding adds less than a hundred-thousandth to the sensitivity."""
@@ -30,7 +32,7 @@ class Lattice:
 
     Guarantees
     ----------
-    A term of :meth:`units` has norm at most ``sensitivity``/γ, for every vector and factor, finite or not.
+    What :meth:`add` adds of a record has norm at most ``sensitivity``/γ, for every vector and factor, finite or not.
     """
 
     bound: float
@@ -59,18 +61,30 @@ class Lattice:
                 "use smaller batches, or less noise"
             )
 
-    def units(self, vector: Tensor, norm: float, factor: float) -> Tensor | None:
-        """a·vector/γ rounded to integers, with a = factor·min(1, C/|factor|‖vector‖); None where nothing is left.
+    def add(self, total: Tensor, vectors: Tensor, norms: Sequence[float], factors: Sequence[float]) -> None:
+        """Add a·vector/γ, rounded to integers, of every row: a = factor·min(1, C/|factor|‖vector‖).
 
-        ``norm`` is the vector's, taken in float64, in which no float32 vector over- or underflows. The bound does not
-        rest on it: what will really be added is measured, and dropped where it is too long.
+        ``norms`` are the vectors', taken in float64, in which no float32 vector over- or underflows. The bound does not
+        rest on them: what is really added is measured first, and left out where it is too long.
         """
+        scales = [self._scale(norm, factor) for norm, factor in zip(norms, factors, strict=True)]
+        _add_rounded(total, vectors, scales, self.sensitivity / self.step)
+
+    def _scale(self, norm: float, factor: float) -> float:
+        """a/γ; 0 where a record adds nothing: its norm or factor is zero, not finite or not a number."""
         size = abs(factor) * norm
-        if not 0.0 < size < math.inf:  # zero, not finite, or not a number: contributes nothing
-            return None
+        if not 0.0 < size < math.inf:
+            return 0.0
         scale = (factor if size <= self.bound else factor * (self.bound / size)) / self.step
-        if not math.isfinite(scale):
-            return None
-        found = vector.double().mul_(scale).round_()
-        length = float(torch.linalg.vector_norm(found)) * self.step
-        return found if length <= self.sensitivity else None
+        return scale if math.isfinite(scale) else 0.0
+
+
+def _rounded(total: Tensor, vectors: Tensor, scales: list[float], longest: float) -> None:
+    for j in range(vectors.size(0)):
+        if scales[j] != 0.0:
+            units = vectors[j].to(torch.float64).mul_(scales[j]).round_()
+            if float(torch.linalg.vector_norm(units)) <= longest:
+                total.add_(units)
+
+
+_add_rounded = unlocked(_rounded)

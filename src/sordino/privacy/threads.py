@@ -7,11 +7,12 @@ lock (drawing, hashing); torch's own thread count says how many threads there ma
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -44,3 +45,16 @@ def one_thread() -> Iterator[None]:
     finally:
         if before > 1:
             torch.set_num_threads(before)
+
+
+def unlocked(function: Any) -> Any:
+    """A loop over tensors, compiled by ``torch.jit`` so that it runs without the interpreter's lock.
+
+    Where that is not to be had, the function as it is written: slower where threads share the work, the same numbers.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # deprecated, and without a successor that runs eagerly
+        try:
+            return torch.jit.script(function)
+        except Exception:
+            return function

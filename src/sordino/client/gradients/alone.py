@@ -10,6 +10,7 @@ apart (:mod:`apart`). Records cannot see each other either, whatever the model d
 from __future__ import annotations
 
 import copy
+import math
 import threading
 from collections.abc import Callable
 from typing import NamedTuple
@@ -18,22 +19,27 @@ import torch
 from torch import Tensor, nn
 
 from sordino.client.gradients.apart import Backward, Maker, Space, Unserved, stages_of
-from sordino.client.gradients.layout import dimension_of, layout_of, load
+from sordino.client.gradients.layout import dimension_of, flatten, layout_of, load
 from sordino.client.gradients.losses import Loss
+from sordino.errors import BadInput
 
-BLOCK, BYTES = 8, 1 << 22
+BLOCK, BYTES = 32, 1 << 22
 """Records that go side by side: enough to share what a call costs, few enough that all stays in the cache."""
 
 
-class Single(NamedTuple):
-    """One record: its loss, and its gradient over all trainable parameters, ``[d]`` (empty where it was not asked)."""
+class Singles(NamedTuple):
+    """Some records, each by itself: losses (NaN where a record raised an error), gradients ``[n, d]``, and what raised.
 
-    loss: float
-    gradient: Tensor
+    Gradients mean nothing where only losses were asked for, or where a loss is not finite.
+    """
+
+    losses: list[float]
+    gradients: Tensor
+    troubles: list[str]
 
 
-Grade = Callable[[Tensor, Tensor], list[Single | None]]
-"""From records ``x[n, …]``, ``y[n]``: each by itself; None where a record raised an error."""
+Grade = Callable[[Tensor, Tensor], Singles]
+"""From records ``x[n, …]``, ``y[n]``."""
 
 
 class _Copy:
@@ -68,6 +74,15 @@ class Alone:
         """How many records to hand over at a time."""
         return 1 if self._stages is None else max(1, min(BLOCK, BYTES // (4 * dimension_of(self._slots))))
 
+    def check(self, shape: tuple[int, ...], classes: int | None) -> None:
+        """Refuse a model that fails on a record of zeros: on a site's records nobody would be told."""
+        weights, inner = flatten(self._model, self._slots), nn.Embedding in {type(one) for one in self._model.modules()}
+        x = torch.zeros(1, *shape, dtype=torch.long if inner else weights.dtype)
+        y = torch.zeros(1, dtype=weights.dtype if classes is None else torch.long)
+        found = self._singly(weights, True)(x, y).troubles
+        if found:
+            raise BadInput(f"the model fails on a record of zeros: {found[0]}")
+
     def under(self, weights: Tensor, gradients: bool = True) -> Grade:
         """What grades records under these weights, ``[d]``; or gives their losses only."""
         flat = weights.detach().clone()
@@ -76,7 +91,7 @@ class Alone:
             return singly
         apart = self._apart(self._stages, flat, gradients)
 
-        def grade(x: Tensor, y: Tensor) -> list[Single | None]:
+        def grade(x: Tensor, y: Tensor) -> Singles:
             try:
                 return apart(x, y) if self._stages is not None else singly(x, y)
             except Unserved:
@@ -99,26 +114,34 @@ class Alone:
                 buffer.copy_(before)
             return own
 
-        def one(x: Tensor, y: Tensor) -> Single | None:
+        def one(x: Tensor, y: Tensor, out: Tensor) -> float:
             own = ready()
-            try:  # copies lie where every other record's lay: aligned alike
-                with torch.set_grad_enabled(gradients):
-                    loss = self._loss.values(own.model(x.clone()[None]), y.clone()[None]).squeeze(0)
-                if not gradients:
-                    return Single(float(loss), flat[:0])
+            with torch.set_grad_enabled(gradients):  # copies lie where every other record's lay: aligned alike
+                loss = self._loss.values(own.model(x.clone()[None]), y.clone()[None]).squeeze(0)
+            if gradients:
                 found = torch.autograd.grad(loss, own.parameters, allow_unused=True, materialize_grads=True)
-                return Single(float(loss.detach()), torch.cat([each.reshape(-1) for each in found]))
-            except Exception:  # it contributes nothing, and nobody can tell (R10)
-                return None
+                torch.cat([each.reshape(-1) for each in found], out=out)
+            return float(loss.detach())
 
-        return lambda x, y: [one(*record) for record in zip(x, y)]
+        def grade(x: Tensor, y: Tensor) -> Singles:
+            out = flat.new_zeros(len(y), len(flat) if gradients else 0)
+            losses, troubles = [], []
+            for k in range(len(y)):
+                try:
+                    losses.append(one(x[k], y[k], out[k]))
+                except Exception as error:  # it contributes nothing, and nobody can tell (R10)
+                    losses.append(math.nan)
+                    troubles.append(f"{type(error).__name__}: {error}")
+            return Singles(losses, out, troubles)
+
+        return grade
 
     def _apart(self, makers: list[Maker], flat: Tensor, gradients: bool) -> Grade:
         stages = [make(flat) for make in makers]
         first = next(k for k, one in enumerate(stages) if hasattr(one, "weight"))
         width = dimension_of(self._slots)
 
-        def grade(x: Tensor, y: Tensor) -> list[Single | None]:
+        def grade(x: Tensor, y: Tensor) -> Singles:
             space: Space | None = getattr(self._own, "space", None)
             if space is None:
                 space = self._own.space = Space()
@@ -127,26 +150,14 @@ class Alone:
                 for stage in stages:
                     x, way = stage.forward(x, space)
                     ways.append(way)
-                losses, slopes = self._losses(x, y, space)
+                outputs = space.in_lanes("outputs", x)
+                slopes = torch.zeros_like(outputs)
+                losses = self._loss.each(outputs, y, slopes)
                 if not gradients:
-                    return [None if loss is None else Single(loss, flat[:0]) for loss in losses]
+                    return Singles(losses, flat[:0], [])
                 grads = space.lanes("gradients", len(y), (width,))
                 for k in range(len(ways) - 1, first - 1, -1):
                     slopes = ways[k](slopes, grads, k > first)
-            return [None if loss is None else Single(loss, one) for loss, one in zip(losses, grads)]
+            return Singles(losses, grads, [])
 
         return grade
-
-    def _losses(self, outputs: Tensor, y: Tensor, space: Space) -> tuple[list[float | None], Tensor]:
-        """Every record's loss (None where it raised) and its slopes, one call each."""
-        own = space.in_lanes("outputs", outputs)
-        slopes = torch.zeros_like(own)
-        losses: list[float | None] = []
-        for k in range(len(y)):
-            try:
-                loss, slope = self._loss.graded(own[k : k + 1].clone(), y[k : k + 1].clone())
-                losses.append(float(loss))
-                slopes[k] = slope[0]
-            except Exception:  # a label that is none
-                losses.append(None)
-        return losses, slopes

@@ -25,6 +25,9 @@ ROUNDING = 1.2e-5
 VANISHES = 1.1e-19
 """The square root of the smallest normal float32 is 1.08e-19."""
 
+WIDENED = 1 << 19
+"""Numbers that are widened to float64 at a time."""
+
 SINGLE, DOUBLE = 2.0**-24, 2.0**-53
 
 
@@ -78,13 +81,23 @@ def _materialised(x: Tensor, dy: Tensor) -> tuple[Tensor, Tensor]:
 
 def squared_by_gram(x: Tensor, dy: Tensor) -> Length:
     """‖Σ_t dy_t ⊗ x_t‖² = Σ_{s,t} (x_s·x_t)(dy_s·dy_t), in float64, with what cancellation may hide on top."""
-    wide, deep = x.double(), dy.double()
-    seen, slopes = torch.bmm(wide, wide.transpose(1, 2)), torch.bmm(deep, deep.transpose(1, 2))
+    seen, slopes = inner_products(x), inner_products(dy)
     reach = (seen.diagonal(dim1=1, dim2=2) * slopes.diagonal(dim1=1, dim2=2)).sqrt_().sum(1)
     square = seen.mul_(slopes).sum((1, 2)).clamp_min_(0)
     additions = x.shape[2] + dy.shape[2] + 2 * x.shape[1] ** 2
     square.add_(reach.square().mul_(additions * DOUBLE))
     return Length(square, reach.mul_((x.shape[1] + 4) * SINGLE))
+
+
+def inner_products(values: Tensor) -> Tensor:
+    """Of every pair of positions, ``[n, t, i]`` to ``[n, t, t]`` in float64; a few records at a time on a CPU, since a
+    large copy would be paged in anew at every step."""
+    some = len(values) if values.is_cuda else max(1, WIDENED // max(1, values[0].numel()))
+    found = values.new_empty((len(values), values.shape[1], values.shape[1]), dtype=torch.float64)
+    for start in range(0, len(values), some):
+        wide = values[start : start + some].double()
+        torch.bmm(wide, wide.transpose(1, 2), out=found[start : start + some])
+    return found
 
 
 def _reach(x: Tensor, dy: Tensor, wide: int, deep: int) -> Tensor:
@@ -103,8 +116,7 @@ def squared_sum(dy: Tensor) -> Length:
 
 def squared_where_equal(dy: Tensor, index: Tensor) -> Length:
     """‖g‖² of an embedding's table: Σ over pairs of positions with the same index of dy_s·dy_t."""
-    deep = dy.double()
-    gram = torch.bmm(deep, deep.transpose(1, 2))
+    gram = inner_products(dy)
     reach = gram.diagonal(dim1=1, dim2=2).sqrt().sum(1)
     square = gram.masked_fill_(index.unsqueeze(2) != index.unsqueeze(1), 0).sum((1, 2)).clamp_min_(0)
     square.add_(reach.square().mul_((dy.shape[2] + 2 * dy.shape[1] ** 2) * DOUBLE))

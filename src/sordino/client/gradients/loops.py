@@ -1,26 +1,15 @@
 """Loops over the records of a block, each record in calls of its own; compiled, so that threads need not take turns.
 
 What every loop does to a record is one call of a matrix product or a convolution on that record alone, always with the
-same shapes: its result cannot depend on the others. ``torch.jit`` runs a loop without the interpreter's lock; where it
-is not to be had, the same functions run as they are written.
+same shapes: its result cannot depend on the others.
 """
 
 from __future__ import annotations
 
-import warnings
-from typing import Any
-
 import torch
 from torch import Tensor
 
-
-def _compiled(function: Any) -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # deprecated, and without a successor that runs eagerly
-        try:
-            return torch.jit.script(function)
-        except Exception:  # slower, and the same numbers
-            return function
+from sordino.privacy.threads import unlocked
 
 
 def _seen_products(view: Tensor, room: Tensor, seen: Tensor, kernels: Tensor, out: Tensor) -> None:
@@ -59,20 +48,59 @@ def _tangents(x: Tensor, out: Tensor) -> None:
         torch.tanh(x[j], out=out[j])
 
 
-seen_products = _compiled(_seen_products)
+def _norms(vectors: Tensor) -> list[float]:
+    found: list[float] = []
+    for j in range(vectors.size(0)):
+        found.append(float(torch.linalg.vector_norm(vectors[j], dtype=torch.float64)))
+    return found
+
+
+def _cross_entropies(outputs: Tensor, y: Tensor, slopes: Tensor) -> list[float]:
+    found: list[float] = []
+    for j in range(outputs.size(0)):
+        label = int(y[j])
+        if label < 0 or label >= outputs.size(1):
+            found.append(float("nan"))
+        else:
+            logs = torch.log_softmax(outputs[j].clone(), 0)
+            slopes[j].copy_(logs.exp())
+            slopes[j, label] -= 1
+            found.append(-float(logs[label]))
+    return found
+
+
+def _half_squared_errors(outputs: Tensor, y: Tensor, slopes: Tensor) -> list[float]:
+    found: list[float] = []
+    for j in range(outputs.size(0)):
+        gap = outputs[j].flatten() - y[j].flatten()
+        slopes[j].copy_(gap.view_as(slopes[j]))
+        found.append(0.5 * float(gap.square().sum()))
+    return found
+
+
+seen_products = unlocked(_seen_products)
 """Copy what each record's kernel sees (``view`` into ``room``, whose matrices are ``seen``), and multiply it."""
 
-slope_products = _compiled(_slope_products)
+slope_products = unlocked(_slope_products)
 """dyᵀ·seen of every record."""
 
-vector_products = _compiled(_vector_products)
+vector_products = unlocked(_vector_products)
 """matrix·vector of every record."""
 
-column_sums = _compiled(_column_sums)
+column_sums = unlocked(_column_sums)
 """Sums over positions, as products with ones."""
 
-input_gradients = _compiled(_input_gradients)
+input_gradients = unlocked(_input_gradients)
 """The gradient of a convolution's input, by the native kernel for a single image."""
 
-tangents = _compiled(_tangents)
+tangents = unlocked(_tangents)
 """tanh of every record."""
+
+norms = unlocked(_norms)
+"""‖vector‖ of every record, in float64."""
+
+cross_entropies = unlocked(_cross_entropies)
+"""Every record's −log softmax(outputs)[y] (NaN where y is no label), and its slopes."""
+
+half_squared_errors = unlocked(_half_squared_errors)
+"""Every record's ½‖outputs − y‖², and its slopes."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from sordino.client.gradients import fused
+from sordino.client.gradients import fused, loops
 from sordino.errors import BadInput
 
 
@@ -23,10 +23,13 @@ class Loss:
         ``(outputs[n, …], y[n])`` to ℓ ``[n]``; differentiable.
     graded
         The same to ℓ ``[n]`` and ∂ℓ_j/∂outputs_j in the shape of the outputs.
+    each
+        The same with every record by itself, slopes written into a third tensor; NaN where a label is none.
     """
 
     values: Callable[[Tensor, Tensor], Tensor]
     graded: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+    each: Callable[[Tensor, Tensor, Tensor], list[float]]
 
 
 def cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
@@ -57,8 +60,8 @@ def graded_half_squared_error(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tenso
 
 
 _LOSSES = {
-    "cross-entropy": Loss(cross_entropy, graded_cross_entropy),
-    "half-squared-error": Loss(half_squared_error, graded_half_squared_error),
+    "cross-entropy": Loss(cross_entropy, graded_cross_entropy, loops.cross_entropies),
+    "half-squared-error": Loss(half_squared_error, graded_half_squared_error, loops.half_squared_errors),
 }
 
 

@@ -75,7 +75,9 @@ def understand(text: str, policy: Policy, declared: Declared, budget: Budget) ->
         raise Refused(f"a model of {engine.dimension} parameters is too large here: at most {policy.parameters}")
     check_layout(brief, [[name, list(shape), offset] for name, shape, offset in engine.layout])
     also = tuple(one.question for one in method.ask if one.batch == "step")
-    return method, Work(engine, method.clip, method.local, also, alone=gradients.Alone(template, loss_by_name(loss)))
+    alone = gradients.Alone(template, loss_by_name(loss))
+    alone.check(declared.shape, declared.classes)
+    return method, Work(engine, method.clip, method.local, also, alone=alone)
 
 
 def accept(
