@@ -127,6 +127,10 @@ def run(
 
     read = read_study(study, set_)
     folder = out or Path("runs") / read.study.name
+    if resume and not read.sweep and not (folder / "study.json").exists():
+        raise BadInput(
+            f"--resume: {folder} holds no run to go on with; leave it out, or name the folder by --out"
+        )
     if read.sweep:
         if ledger:
             raise BadInput("--ledger does not go with a [sweep]: each of its runs has a ledger of its own")
@@ -205,18 +209,15 @@ def report(
     out: Annotated[Path, typer.Option(help="The HTML file.")] = Path("report.html"),
 ) -> None:
     """Write one self-contained HTML report of one run, or of several side by side."""
+    from sordino.study.compare import plain_results
     from sordino.study.report import write
+    from sordino.study.result import read_result
 
-    results = []
-    for one in runs:
-        file = one / "result.json" if one.is_dir() else one
-        try:
-            results.append(json.loads(file.read_text()))
-        except FileNotFoundError:
-            raise BadInput(f"{file} does not exist: name finished run folders or result.json files") from None
-        except (json.JSONDecodeError, UnicodeDecodeError):
-            raise BadInput(f"{file} is not a result of sordino") from None
-    write(results, out)
+    files = [one / "result.json" if one.is_dir() else one for one in runs]
+    twice = [file for place, file in enumerate(files) if file.resolve() in [one.resolve() for one in files[:place]]]
+    if twice:
+        raise BadInput(f"{twice[0]} is named twice: it would count as two runs; name it once")
+    write(plain_results([read_result(file) for file in files]), out)
     out_console.print(f"report: {out}", highlight=False)
 
 
@@ -330,9 +331,12 @@ def ledger_show(
     from sordino.privacy.statement import statement, statement_text
 
     with _ledger(path) as book:
-        for account in book.accounts():
-            if client in (None, account.client):
-                typer.echo(statement_text(statement(book, account.client)) + "\n")
+        names = [account.client for account in book.accounts()]
+        if client is not None and client not in names:
+            known = ", ".join(names[:10]) + (", …" if len(names) > 10 else "")
+            raise BadInput(f"--client {client!r} has no account in {path}: it has {known or 'none at all'}")
+        for name in names if client is None else [client]:
+            typer.echo(statement_text(statement(book, name)) + "\n")
 
 
 @ledger_app.command("verify")

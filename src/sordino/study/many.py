@@ -13,6 +13,7 @@ from pathlib import Path
 from sordino import methods
 from sordino.client.rows import Records
 from sordino.engine.checkpoint import Checkpoint
+from sordino.engine.devices import torch_device
 from sordino.engine.simulate import Setup
 from sordino.engine.together import simulate_together
 from sordino.errors import BadInput, Diverged, SordinoError
@@ -22,7 +23,7 @@ from sordino.privacy.ledger import Ledger
 from sordino.study import stacked
 from sordino.study.folder import Folder
 from sordino.study.result import build_result
-from sordino.study.run import Prepared, Run, make_setup, open_accounts, torch_device
+from sordino.study.run import Prepared, Run, make_setup, open_accounts
 from sordino.study.stacked import Stacked
 
 

@@ -149,6 +149,19 @@ def from_json(text: str) -> dict[str, Any]:
     return result
 
 
+def read_result(file: Path) -> dict[str, Any]:
+    """The result in a file; what is none is refused."""
+    try:
+        result = from_json(file.read_text())
+        if {"rounds", "final", "privacy"} <= result.keys():
+            return result
+    except FileNotFoundError:
+        raise BadInput(f"{file} does not exist: name finished run folders or result.json files") from None
+    except (OSError, ValueError, AttributeError):
+        pass
+    raise BadInput(f"{file} is not a result of sordino: it is damaged, or another program's")
+
+
 def save_run(path: Path, result: dict[str, Any], weights: Tensor) -> None:
     """Weights and result in one safetensors file."""
     write_atomic(path, save({"weights": weights.contiguous()}, {"sordino": to_json(result)}))

@@ -25,6 +25,7 @@ from sordino.client.rows import Records
 from sordino.client.turn import Work
 from sordino.data import Federation
 from sordino.engine.checkpoint import Checkpoint
+from sordino.engine.devices import torch_device
 from sordino.engine.evaluate import Observer
 from sordino.engine.mapped import make_records, pages_of
 from sordino.engine.sharded import Shard
@@ -213,7 +214,8 @@ def train(
     model: a name, ``"module:factory"``, or an ``nn.Module``.
     method: a registered name, or ``sd.Method(…)``.
     out: a run folder (result.json, ledger, checkpoint, log); ``resume=True`` goes on where it stopped.
-    ledger: a ledger file that is cumulative over runs; default: a fresh one in the run folder.
+    ledger: a ledger file that is cumulative over runs; default: a fresh one in the run folder. A run that goes on
+        remembers its own, and refuses another.
     callbacks: called with each round's record.
     name: what to call the study in reports.
     precision: ``"mixed"`` lets a GPU compute activations in TF32; gradients of parameters and norms never are.
@@ -228,14 +230,20 @@ def train(
         raise BadInput("a run over several processes cannot be resumed: resume it in one, or start it afresh")
     if shard is not None and not shard.first:
         out = ledger = None
+    if resume and out is None:
+        raise BadInput("resume=True needs out=, the folder of the run to go on with")
     noises = planned_noises(Path(out)) if out is not None and resume else None
     ready = prepare(clients, model, method, seed, model_options, {"rounds": rounds, **training}, noises, precision)
-    folder = None if out is None else Folder.open(Path(out), ready.study, ready.plan, seed, resume)
+    shared, on = None if ledger is None else Path(ledger), torch_device(device)
+    folder = None
+    if out is not None:
+        folder = Folder.open(Path(out), ready.study, ready.plan, seed, resume, ledger=shared)
     with tempfile.TemporaryDirectory(prefix="sordino-") as scratch:
-        where = Path(ledger) if ledger else (folder.ledger if folder else Path(scratch) / "ledger.db")
-        with Ledger(where, durable=bool(ledger or folder)) as book:
-            done = _train(ready, book, folder, torch_device(device), callbacks, name)
-    return done
+        where = folder.ledger if folder else shared or Path(scratch) / "ledger.db"
+        with Ledger(where, durable=bool(shared or folder)) as book:
+            if folder and ready.plan.method.private:
+                folder.check_paid(book)
+            return _train(ready, book, folder, on, callbacks, name)
 
 
 def train_prepared(
@@ -364,16 +372,3 @@ def spending(plan: Plan, turns: np.ndarray) -> dict[str, float] | None:
     taken = dict(zip((c.name for c in plan.clients), turns.tolist()))
     spent = composed_epsilon([c.total(taken[c.name]) for c in bounded], [c.budget.delta for c in bounded])
     return {"min": float(spent.min()), "median": float(np.median(spent)), "max": float(spent.max())}
-
-
-def torch_device(name: str) -> torch.device:
-    """``cpu``, ``cuda``, ``cuda:1`` or ``auto``."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise BadInput(f"device {name!r} is unknown: use cpu, cuda or auto") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise BadInput(f"device {name!r} was asked for, but this machine has no usable GPU: use cpu or auto")
-    return device

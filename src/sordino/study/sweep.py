@@ -13,13 +13,14 @@ from typing import Any
 
 from sordino.data import Dataset, Federation
 from sordino.engine.checkpoint import write_atomic
+from sordino.engine.devices import torch_device
 from sordino.errors import BadInput, Diverged, SordinoError
 from sordino.study.compare import Watch
 from sordino.study.file import Study, make_study
 from sordino.study.folder import Folder, planned_noises
 from sordino.study.many import train_together
 from sordino.study.result import from_json
-from sordino.study.run import Callback, Prepared, prepare, torch_device, train
+from sordino.study.run import Callback, Prepared, prepare, train
 from sordino.study.track import tracker
 
 MOST = 100
