@@ -15,7 +15,7 @@ from rich.table import Table
 
 from sordino._version import __version__
 from sordino.commands import federation, reproduce
-from sordino.errors import BadInput, SordinoError
+from sordino.errors import BadInput, BudgetRefused, SordinoError
 
 app = typer.Typer(
     help="Federated learning in which every participant sets its own privacy.",
@@ -128,9 +128,7 @@ def run(
     read = read_study(study, set_)
     folder = out or Path("runs") / read.study.name
     if resume and not read.sweep and not (folder / "study.json").exists():
-        raise BadInput(
-            f"--resume: {folder} holds no run to go on with; leave it out, or name the folder by --out"
-        )
+        raise BadInput(f"--resume: {folder} holds no run to go on with; leave it out, or name the folder by --out")
     if read.sweep:
         if ledger:
             raise BadInput("--ledger does not go with a [sweep]: each of its runs has a ledger of its own")
@@ -179,6 +177,9 @@ def _conclude(result: dict[str, Any], folder: Path) -> None:
     if not result["private"]:
         out_console.print("[bold red]NOT PRIVATE[/bold red]: no noise was added and no budget protects anybody.")
     out_console.print(f"result: {folder / 'result.json'}", highlight=False)
+    if result.get("stopped", {}).get("refused"):
+        err_console.print(f"[bold red]budget[/bold red] {escape(result['stopped']['reason'])}", highlight=False)
+        raise typer.Exit(BudgetRefused.exit_code)
 
 
 @app.command()

@@ -9,6 +9,8 @@ import pytest
 import sordino as sd
 from sordino import cli
 from sordino.errors import BadInput
+from sordino.study.many import train_together
+from sordino.study.run import prepare
 
 STUDY = """
 [study]
@@ -241,3 +243,48 @@ def test_a_report_counts_no_run_twice_and_reads_results_only(call, tmp_path):
     (tmp_path / "other.json").write_text('{"a": 1}')
     code, _, err = call("report", "other.json")
     assert (code, "other.json is not a result of sordino" in err) == (2, True), err
+
+
+# a budget that is used up
+
+
+def test_a_run_that_nobody_can_pay_for_is_refused_before_it_begins(call, tmp_path):
+    assert call("run", "study.toml", "--out", "first", "--ledger", "all.db")[0] == 0
+    before = sd.privacy.Ledger(tmp_path / "all.db", readonly=True).epsilon()
+    code, out, err = call("run", "study.toml", "--out", "second", "--ledger", "all.db")
+    assert (code, out) == (3, "")
+    assert "nobody's budget pays for a single turn of this plan (client-00, client-01, client-02)" in err
+    assert not (tmp_path / "second" / "result.json").exists()
+    with sd.privacy.Ledger(tmp_path / "all.db", readonly=True) as book:
+        assert book.epsilon() == before
+        assert not any(standing.open for name in before for standing in book.standings(name))
+
+
+def test_a_run_stops_when_everybody_has_run_out_and_says_who_never_began(call, caplog, tmp_path):
+    words = ["run", "study.toml", "--ledger", "all.db", "--out"]
+    assert call(*words, "first", "--set", "method.name=minimum-epsilon")[0] == 0
+    code, out, err = call(*words, "second", "--set", "study.rounds=12", "--set", "study.seed=0")
+    result = json.loads((tmp_path / "second" / "result.json").read_text())
+    played = result["rounds"]
+    assert 0 < len(played) < 12
+    assert all(one["participants"] for one in played), "no empty rounds"
+    assert result["stopped"]["round"] == len(played)
+    assert "1 of 3 clients sit out, for their budgets pay for no turn: client-00" in caplog.text
+    assert code == 3
+    assert f"stopped after round {len(played)} of 12: no client's budget pays for another turn" in err
+    assert "accuracy" in out, "what was trained is shown all the same"
+    assert all(one["spent_epsilon"] <= one["epsilon"] for one in result["privacy"])
+    with sd.privacy.Ledger(tmp_path / "all.db", readonly=True) as book:
+        assert not any(standing.open for one in result["privacy"] for standing in book.standings(one["client"]))
+
+
+def test_in_a_stack_a_run_stops_as_it_would_alone(clients):
+    short = clients.with_budgets([300.0, 400.0, 800.0], delta=1e-4)
+    method = sd.methods.get("dp-fedavg", {"calibrate": "closed-form-selection"})
+    settings = {"rounds": 8, "batch": 60, "lr": 0.01}
+    ready = [prepare(short, "logistic", method, seed, None, settings) for seed in (0, 1)]
+    alone = [sd.train(short, "logistic", method, seed=seed, **settings) for seed in (0, 1)]
+    for one, other in zip(train_together(ready, "cpu"), alone):
+        assert 0 < len(one.metrics) == len(other.metrics) < 8
+        assert one.result["stopped"] == other.result["stopped"]
+        assert one.result["stopped"]["refused"]

@@ -28,6 +28,7 @@ from sordino.engine.simulate import (
     Setup,
     chunks,
     close_round,
+    is_over,
     look,
     open_round,
 )
@@ -105,7 +106,7 @@ def simulate_together(
             lost[i] = rounds.diverged(state.round + 1)
     for number in range(1, max(setup.plan.schedule.rounds for setup in setups) + 1):
         due = [i for i, s in enumerate(setups) if states[i].round < number <= s.plan.schedule.rounds]
-        live = [i for i in due if i not in lost]
+        live = [i for i in due if i not in lost and not is_over(setups[i], states[i], number, taken[i])]
         started = time.perf_counter()
         opened = {i: open_round(setups[i], states[i], number, taken[i]) for i in live}
         seats = [

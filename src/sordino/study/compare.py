@@ -14,7 +14,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from sordino.data import Federation
-from sordino.errors import BadInput, Diverged
+from sordino.errors import BadInput, BudgetRefused, Diverged
 from sordino.study.file import Study
 from sordino.study.folder import check_same, planned_noises
 from sordino.study.result import read_result, to_json
@@ -30,7 +30,8 @@ Watch = Callable[[str, int, int], Callback]
 def compare(study: Study, out: Path, watch: Watch | None = None) -> list[dict[str, Any]]:
     """Run every method with every seed; finished runs in ``out`` are taken as they are, interrupted ones go on.
 
-    A run that diverges is left out, with a warning; where all do, the first one's error is raised.
+    A run that diverges, or that no budget pays for, is left out with a warning; where all are, the first one's error is
+    raised.
     """
     if study.sweep:
         raise BadInput(
@@ -39,10 +40,10 @@ def compare(study: Study, out: Path, watch: Watch | None = None) -> list[dict[st
         )
     _check_folder(study, out)
     found = list(_runs(study, out, watch))
-    lost = [one for one in found if isinstance(one, Diverged)]
+    lost = [one for one in found if isinstance(one, Exception)]
     if len(lost) == len(found):
         raise lost[0]
-    return [one for one in found if not isinstance(one, Diverged)]
+    return [one for one in found if not isinstance(one, Exception)]
 
 
 def _asked(study: Study) -> Iterator[tuple[Federation, str, int, Study]]:
@@ -88,7 +89,7 @@ def _check_folder(study: Study, out: Path) -> None:
             )
 
 
-def _runs(study: Study, out: Path, watch: Watch | None) -> Iterator[dict[str, Any] | Diverged]:
+def _runs(study: Study, out: Path, watch: Watch | None) -> Iterator[dict[str, Any] | Diverged | BudgetRefused]:
     for clients, name, seed, one in _asked(study):
         folder = _place(out, name, seed)
         if (folder / "result.json").exists():
@@ -108,7 +109,7 @@ def _runs(study: Study, out: Path, watch: Watch | None) -> Iterator[dict[str, An
                     **one.arguments(),
                 )
                 tracked.finish(done.result)
-        except Diverged as error:
+        except (Diverged, BudgetRefused) as error:
             log.warning("%s, seed %s, is left out: %s", name, seed, error)
             yield error
             continue

@@ -82,10 +82,12 @@ class Folder:
         resume: bool,
         run: str | None = None,
         ledger: Path | None = None,
+        deployed: bool = False,
     ) -> Folder:
         """A new run folder, or with ``resume`` the one that an interrupted run left; ``run`` names a new run.
 
-        A run remembers its ``ledger``: the one it began with is the one it goes on with.
+        A run remembers its ``ledger``: the one it began with is the one it goes on with. A ``deployed`` one has none
+        here: its sites keep theirs.
         """
         about = path / "study.json"
         if about.exists():
@@ -93,7 +95,7 @@ class Folder:
                 raise BadInput(f"{path} already holds a run: use --resume to go on with it, or choose another folder")
             check_same(path, study, seed, "resume with the same study, or start afresh")
             kept = _kept(about)
-            return cls(path, kept["run"], _settled_ledger(path, kept, ledger))
+            return cls(path, kept["run"], None if deployed else _settled_ledger(path, kept, ledger))
         run = run or uuid.uuid4().hex
         try:
             path.mkdir(parents=True, exist_ok=True)

@@ -23,7 +23,7 @@ from sordino.privacy.ledger import Ledger
 from sordino.study import stacked
 from sordino.study.folder import Folder
 from sordino.study.result import build_result
-from sordino.study.run import Prepared, Run, make_setup, open_accounts
+from sordino.study.run import Prepared, Run, check_payable, make_setup, open_accounts
 from sordino.study.stacked import Stacked
 
 
@@ -63,6 +63,8 @@ def train_together(
             private = ready.plan.method.private
             book = Ledger(Path(scratch) / f"{run}.db", durable=False)
             payable = open_accounts(book, ready.plan, run) if private else {}
+            if not stopped:
+                check_payable(ready.plan, payable, book, run)
             plan = methods.adapt(ready.plan, payable, lead.engine.dimension, ready.seed)
             gate = Gate(book if private else None, Keyed(ready.key), run)
             source = tuple(id(part) for part in (ready.clients.x, ready.clients.y, ready.clients.valid))

@@ -15,6 +15,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from sordino._version import __version__
+from sordino.engine import rounds
 from sordino.engine.checkpoint import Checkpoint, write_atomic
 from sordino.engine.evaluate import Observer, by_budget
 from sordino.errors import BadInput
@@ -39,6 +40,7 @@ def build_result(
     final["by_budget"] = by_budget(
         [c.budget.epsilon for c in plan.clients], last["client_accuracy"], last["client_loss"]
     )
+    early = rounds.stopped(plan, state.round)
     return {
         "schema": SCHEMA,
         "study": study,
@@ -49,6 +51,7 @@ def build_result(
         "privacy": _privacy(plan, state, book, run),
         "private": plan.method.private,
         "simulated": True,
+        **({"stopped": early} if early else {}),
         "seconds": state.seconds,
         "versions": versions(),
     }

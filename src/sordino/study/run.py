@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import math
 import os
 import tempfile
@@ -24,6 +25,7 @@ from sordino.client.gradients.losses import loss_by_name
 from sordino.client.rows import Records
 from sordino.client.turn import Work
 from sordino.data import Federation
+from sordino.engine import rounds as server_rounds
 from sordino.engine.checkpoint import Checkpoint
 from sordino.engine.devices import torch_device
 from sordino.engine.evaluate import Observer
@@ -31,7 +33,7 @@ from sordino.engine.mapped import make_records, pages_of
 from sordino.engine.sharded import Shard
 from sordino.engine.simulate import Setup, simulate
 from sordino.engine.threads import threads_for_step
-from sordino.errors import BadInput, SordinoError
+from sordino.errors import BadInput, BudgetRefused, SordinoError
 from sordino.methods import Method, Plan, Population, Training
 from sordino.privacy.accounting import composed_epsilon
 from sordino.privacy.gate import Gate
@@ -43,6 +45,8 @@ from sordino.study.folder import Folder, planned_noises
 from sordino.study.result import build_result, load_run, save_run, to_json
 from sordino.study.stacked import Alone, Stacked
 from sordino.study.view import PlanView
+
+log = logging.getLogger("sordino.study")
 
 SHOWN_CLIENTS = 100
 """Above this many clients the running ε is left out of the rounds: it is shown at the end, by the ledger."""
@@ -285,6 +289,13 @@ def _train(
     payable = open_accounts(book, ready.plan, run) if private else {}
     shard = Shard.now()
     payable = payable if shard is None else shard.same(payable)
+    if not (isinstance(folder, Folder) and folder.begun):
+        try:
+            check_payable(ready.plan, payable, book, run)
+        except BudgetRefused:
+            if isinstance(folder, Folder):
+                folder.undo()
+            raise
     plan = methods.adapt(ready.plan, payable, ready.engine.dimension, ready.seed)
     ready = replace(ready, plan=plan)
     gate = Gate(book if private else None, Keyed(ready.key), run)
@@ -303,6 +314,9 @@ def _train(
                 folder.keep(now)
             for callback in callbacks:
                 callback(now.history[-1])
+    early = server_rounds.stopped(plan, state.round)
+    if early:
+        log.warning("%s: %s", plan.method.name, early["reason"])
     study = ready.study if name is None else {"name": name, **ready.study}
     result = build_result(study, plan, state, book if private else None, run, ready.seed, setup.observer)
     if private:
@@ -323,6 +337,21 @@ def open_accounts(book: Ledger, plan: Plan, run: str) -> dict[str, int]:
     book.open_accounts({client.name: client.budget for client in plan.clients}, simulated=True)
     taking = [c for c in plan.clients if c.turns > 0 or any(c.queries)]
     return book.declare([LedgerPlan(c.name, run, *c.declaration()) for c in taking])
+
+
+def check_payable(plan: Plan, payable: dict[str, int], book: Ledger, run: str) -> None:
+    """Refuse a run in which nobody can pay for a turn, before it begins; where some cannot, say who sits out."""
+    dry = [name for name, turns in payable.items() if turns == 0]
+    if not dry:
+        return
+    told = ", ".join(dry[:10]) + (f" and {len(dry) - 10} more" if len(dry) > 10 else "")
+    if len(dry) == len(payable):
+        book.close_run(run)
+        raise BudgetRefused(
+            f"nobody's budget pays for a single turn of this plan ({told}): nothing was trained or charged; top the "
+            "ledger up, plan fewer rounds, or use another ledger"
+        )
+    log.warning("%d of %d clients sit out, for their budgets pay for no turn: %s", len(dry), len(plan.clients), told)
 
 
 def make_setup(
