@@ -78,7 +78,8 @@ def _check_folder(study: Study, out: Path) -> None:
             model, options, key = (settings.pop(word) for word in ("model", "model_options", "seed"))
             noises = planned_noises(folder)
             ready = prepare(clients, model, one.chosen_method(), key, options, settings, noises)
-            check_same(folder, ready.study, key, "give the same study to go on with it, or choose another --out")
+            remedy = "give the same study to go on with it, or choose another --out"
+            check_same(folder, ready.study, key, ready.rules, remedy)
     if (out / "report.html").exists():
         others = [file.parent for file in sorted(out.rglob("seed-*/result.json")) if file.parent not in expected]
         if others:

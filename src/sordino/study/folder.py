@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
+import platform
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +19,13 @@ from sordino._version import __version__
 from sordino.engine.checkpoint import Checkpoint, load_checkpoint, save_checkpoint, write_atomic
 from sordino.errors import BadInput
 from sordino.methods import Plan, noises_of
+from sordino.methods.identity import identities
 from sordino.privacy.ledger import Ledger
 from sordino.study.result import save_run, to_json
+
+log = logging.getLogger("sordino.study")
+
+PYTHON = ".".join(platform.python_version_tuple()[:2])
 
 SHOWN = 5
 """So many differences between two studies are named."""
@@ -40,8 +48,11 @@ def _kept(about: Path) -> dict[str, Any]:
     raise BadInput(f"{about} cannot be read as the study of a run: choose another folder, or put the file back")
 
 
-def check_same(path: Path, study: dict[str, Any], seed: int, remedy: str) -> None:
-    """Refuse another study than the one whose run, finished or not, is in this folder."""
+def check_same(path: Path, study: dict[str, Any], seed: int, rules: Mapping[str, str], remedy: str) -> None:
+    """Refuse another study than the one whose run, finished or not, is in this folder; ``rules``: its identities.
+
+    Folders of other versions, of sordino or of Python, say nothing of the rules that can be compared.
+    """
     kept = _kept(path / "study.json")
     changed = [] if kept["seed"] == seed else [_changed("study.seed", kept["seed"], seed)]
     for key in study:
@@ -49,6 +60,15 @@ def check_same(path: Path, study: dict[str, Any], seed: int, remedy: str) -> Non
     if changed:
         more = "" if len(changed) <= SHOWN else f" and {len(changed) - SHOWN} more"
         raise BadInput(f"{path} holds a run with another {', '.join(changed[:SHOWN])}{more}: {remedy}")
+    before = kept.get("rules", {})
+    if before.get("python") == PYTHON and kept["sordino"] == __version__:
+        for part, one in rules.items():
+            if before.get(part, one) != one:
+                raise BadInput(
+                    f"{path} holds a run with another {part}, of the same name but with other code: {remedy}"
+                )
+    elif before:
+        log.warning("%s was made by another version: whether its rules do the same as these cannot be told", path)
 
 
 def differences(before: Any, now: Any, key: str) -> list[str]:
@@ -83,17 +103,18 @@ class Folder:
         run: str | None = None,
         ledger: Path | None = None,
         deployed: bool = False,
+        rules: Mapping[str, str] | None = None,
     ) -> Folder:
         """A new run folder, or with ``resume`` the one that an interrupted run left; ``run`` names a new run.
 
         A run remembers its ``ledger``: the one it began with is the one it goes on with. A ``deployed`` one has none
-        here: its sites keep theirs.
+        here: its sites keep theirs. ``rules``: what the run's rules are, beyond their names; default: the method's.
         """
-        about = path / "study.json"
+        about, rules = path / "study.json", identities(plan.method) if rules is None else rules
         if about.exists():
             if not resume:
                 raise BadInput(f"{path} already holds a run: use --resume to go on with it, or choose another folder")
-            check_same(path, study, seed, "resume with the same study, or start afresh")
+            check_same(path, study, seed, rules, "resume with the same study, or start afresh")
             kept = _kept(about)
             return cls(path, kept["run"], None if deployed else _settled_ledger(path, kept, ledger))
         run = run or uuid.uuid4().hex
@@ -103,7 +124,8 @@ class Folder:
             raise BadInput(f"cannot make the run folder {path}: {error.strerror}") from None
         shared = None if ledger is None else ledger.resolve()
         about_run = {"sordino": __version__, "run": run, "seed": seed, "noises": noises_of(plan)}
-        body = {**about_run, "ledger": None if shared is None else str(shared), "study": study}
+        body = {**about_run, "ledger": None if shared is None else str(shared)}
+        body |= {"rules": {"python": PYTHON, **rules}, "study": study}
         write_atomic(about, to_json(body, indent=1).encode())
         return cls(path, run, shared)
 

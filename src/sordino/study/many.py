@@ -51,7 +51,7 @@ def train_together(
     books: list[Ledger] = []
     held: dict[tuple[int, ...], Records] = {}
     _check(runs)
-    kept = None if keep is None else Stacked.below(keep, [one.key for one in runs])
+    kept = None if keep is None else Stacked.below(keep, [one.kept_as for one in runs])
     before = None if kept is None else kept.names()
     names = [uuid.uuid4().hex for _ in runs] if folders is None else [folder.run for folder in folders]
     names = before if before is not None and folders is None else names

@@ -35,6 +35,7 @@ from sordino.engine.simulate import Setup, simulate
 from sordino.engine.threads import threads_for_step
 from sordino.errors import BadInput, BudgetRefused, SordinoError
 from sordino.methods import Method, Plan, Population, Training
+from sordino.methods.identity import identities, identity
 from sordino.privacy.accounting import composed_epsilon
 from sordino.privacy.gate import Gate
 from sordino.privacy.generators import Keyed
@@ -125,6 +126,16 @@ class Prepared:
         """What the run's random streams are keyed by: the seed and everything that shapes a release."""
         body = json.dumps([self.study, self.seed], sort_keys=True, default=str)
         return hashlib.sha256(body.encode()).hexdigest()
+
+    @property
+    def rules(self) -> dict[str, str]:
+        """What the method's parts and the model are, beyond their names."""
+        return {**identities(self.plan.method), "model": identity([repr(self.template), type(self.template).forward])}
+
+    @property
+    def kept_as(self) -> str:
+        """What a run's state is found by after a crash: its key, and what its rules are."""
+        return hashlib.sha256(json.dumps([self.key, self.rules], sort_keys=True).encode()).hexdigest()
 
 
 def prepare(
@@ -241,7 +252,7 @@ def train(
     shared, on = None if ledger is None else Path(ledger), torch_device(device)
     folder = None
     if out is not None:
-        folder = Folder.open(Path(out), ready.study, ready.plan, seed, resume, ledger=shared)
+        folder = Folder.open(Path(out), ready.study, ready.plan, seed, resume, ledger=shared, rules=ready.rules)
     with tempfile.TemporaryDirectory(prefix="sordino-") as scratch:
         where = folder.ledger if folder else shared or Path(scratch) / "ledger.db"
         with Ledger(where, durable=bool(shared or folder)) as book:
@@ -259,7 +270,7 @@ def train_prepared(
     ``callbacks`` also hear of the rounds before.
     """
     where = torch_device(device)
-    stack = None if keep is None else Stacked.below(keep, [ready.key])
+    stack = None if keep is None else Stacked.below(keep, [ready.kept_as])
     with tempfile.TemporaryDirectory(prefix="sordino-") as scratch:
         path = Path(scratch) / "ledger.db"
         stopped = stack.restore([path], where) if stack and stack.names() else []

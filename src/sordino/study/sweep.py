@@ -274,7 +274,9 @@ def _stacked(
     if watch:
         show = watch(f"{len(some)} runs stacked", some[0].study.study.seed, rounds)
     folders = [
-        Folder.open(path := out / point.name, one.study, one.plan, one.seed, (path / "study.json").exists())
+        Folder.open(
+            path := out / point.name, one.study, one.plan, one.seed, (path / "study.json").exists(), rules=one.rules
+        )
         for point, one in stack
     ]
     about = some[0].study.study
