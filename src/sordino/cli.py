@@ -88,8 +88,12 @@ def plan(
     from sordino.study.file import read_study
     from sordino.study.result import to_json
     from sordino.study.run import plan as make
+    from sordino.study.sweep import points
 
     read = read_study(study, set_)
+    runs = len(points(read)) if read.sweep else 0
+    for name in read.compare.methods:
+        read.chosen_method(name)
     view = make(read.federation(), method=read.chosen_method(), **read.arguments())
     if as_json:
         typer.echo(to_json(view.to_dict(), indent=1))
@@ -100,10 +104,8 @@ def plan(
 
         console = err_console if as_json else out_console
         console.print(f"plan: {write_plan(view, html, read.study.name)}", highlight=False)
-    if read.sweep and not as_json:
-        from sordino.study.sweep import points
-
-        out_console.print(f"this is the plan of the study without its \\[sweep], which makes {len(points(read))} runs")
+    if runs and not as_json:
+        out_console.print(f"this is the plan of the study without its \\[sweep], which makes {runs} runs")
 
 
 @app.command()

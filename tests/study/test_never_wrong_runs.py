@@ -288,3 +288,58 @@ def test_in_a_stack_a_run_stops_as_it_would_alone(clients):
         assert 0 < len(one.metrics) == len(other.metrics) < 8
         assert one.result["stopped"] == other.result["stopped"]
         assert one.result["stopped"]["refused"]
+
+
+# folders and settings that are not what they seem
+
+
+def test_a_folder_holds_one_kind_of_thing(call, tmp_path):
+    (tmp_path / "sweep.toml").write_text(STUDY + '[sweep]\n"training.lr" = [0.1, 0.2]\n')
+    made = {"run": ["run", "study.toml"], "comparison": ["compare", "study.toml"], "sweep": ["run", "sweep.toml"]}
+    for kind, words in made.items():
+        assert call(*words, "--out", kind)[0] == 0
+    for kind in made:
+        for other, words in made.items():
+            if other != kind:
+                code, _, err = call(*words, "--out", kind)
+                assert (code, f"holds a {kind}, and this is a {other}" in err) == (2, True), err
+
+
+WRONG = {
+    "a clip that is zero in single precision": ("training.clip=1e-300", "training.clip is 1e-300"),
+    "a step that is infinite in single precision": ("training.lr=1e300", "training.lr is 1e+300"),
+    "a name that leaves the folder of runs": ("study.name=../evil", "study.name = '../evil'"),
+    "no name": ('study.name=""', "study.name = ''"),
+    "an unknown method to compare with": ('compare.methods=["nope"]', "method 'nope' is unknown"),
+    "a sweep of nothing": ("sweep.nothing=[1]", "[sweep] 'nothing' is not a key"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_plan_refuses_what_a_run_could_not_do(call, case):
+    setting, named = WRONG[case]
+    code, out, err = call("plan", "study.toml", "--json", "--set", setting)
+    assert (code, out) == (2, "")
+    assert named in err
+
+
+def test_a_comparison_checks_every_method_before_it_trains_one(call, tmp_path):
+    code, _, err = call("compare", "study.toml", "--out", "here", "--set", 'compare.methods=["dp-fedavg", "nope"]')
+    assert (code, "method 'nope' is unknown" in err) == (2, True)
+    assert not (tmp_path / "here").exists()
+
+
+def test_figures_of_training_records_are_said_to_be_that(call, caplog):
+    assert call("run", "study.toml", "--out", "here", "--set", "data.test=0.0")[0] == 0
+    assert "3 of 3 clients have no test records" in caplog.text
+
+
+def test_a_ledger_that_cannot_be_opened_leaves_no_run_behind(call, tmp_path):
+    code, _, _ = call("run", "study.toml", "--out", "here", "--ledger", "nowhere/ledger.db")
+    assert code == 2
+    assert call("run", "study.toml", "--out", "here", "--ledger", "ledger.db")[0] == 0
+
+
+def test_a_demo_that_cannot_be_written_is_bad_input(call):
+    code, _, err = call("demo", "--out", "study.toml")
+    assert (code, "cannot make the folder study.toml" in err) == (2, True), err

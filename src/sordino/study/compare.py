@@ -16,7 +16,7 @@ from rich.table import Table
 from sordino.data import Federation
 from sordino.errors import BadInput, BudgetRefused, Diverged
 from sordino.study.file import Study
-from sordino.study.folder import check_same, planned_noises
+from sordino.study.folder import check_kind, check_same, planned_noises
 from sordino.study.result import read_result, to_json
 from sordino.study.run import Callback, prepare, train
 from sordino.study.track import tracker
@@ -67,8 +67,11 @@ def _check_folder(study: Study, out: Path) -> None:
         twice = [one for place, one in enumerate(values) if one in values[:place]]
         if twice:
             raise BadInput(f"compare.{key} lists {twice[0]!r} twice: leave out one of them")
+    for name in study.compare.methods:
+        study.chosen_method(name)
     if not out.exists():
         return
+    check_kind(out, "comparison")
     expected = set()
     for clients, name, seed, one in _asked(study):
         folder = _place(out, name, seed)

@@ -27,7 +27,7 @@ from sordino.methods import Plan, adapt
 from sordino.privacy.accounting import composed_epsilon, replace_one_epsilon
 from sordino.study.deploy import Deployment, judge_of, prepare
 from sordino.study.file import Study, make_study
-from sordino.study.folder import Folder, planned_noises
+from sordino.study.folder import Folder, check_kind, planned_noises
 from sordino.study.result import SCHEMA, to_json, versions
 
 log = logging.getLogger("sordino.coordinator")
@@ -66,6 +66,7 @@ def set_up(folder: Path, study: Study, resume: bool, keys: Path | None = None) -
         write_atomic(file, json.dumps({**kept, "keys": where}, indent=1).encode())
         (folder / "failed.json").unlink(missing_ok=True)
         return
+    check_kind(folder, "deployed run")
     check_deployable(study.chosen_method())
     judge_of(prepare(study, ""))
     folder.mkdir(parents=True, exist_ok=True)

@@ -30,13 +30,20 @@ def _device(name: str) -> str:
     return name
 
 
+def _name(name: str) -> str:
+    if name in ("", ".", "..") or "/" in name or "\\" in name:
+        raise PydanticCustomError("name", "it names the folder of the runs: use one word without slashes")
+    return name
+
+
+Name = Annotated[str, AfterValidator(_name)]
 Device = Annotated[str, AfterValidator(_device)]
 
 
 class About(Section):
     """``[study]``."""
 
-    name: str = "study"
+    name: Name = "study"
     seed: int = 0
     rounds: int = Field(default=40, gt=0)
     device: Device = "cpu"

@@ -37,6 +37,22 @@ def planned_noises(path: Path) -> list[list[list[float]]] | None:
     return _kept(about)["noises"] if about.exists() else None
 
 
+def check_kind(path: Path, kind: str) -> None:
+    """Refuse a folder that holds something else than a ``run``, ``sweep``, ``comparison`` or ``deployed run``."""
+    if (path / "sweep.json").exists():
+        found = "sweep"
+    elif (path / "serve.json").exists():
+        found = "deployed run"
+    elif (path / "study.json").exists():
+        found = "run"
+    elif next(path.glob("*/seed-*/study.json"), None) is not None:
+        found = "comparison"
+    else:
+        return
+    if found != kind:
+        raise BadInput(f"{path} holds a {found}, and this is a {kind}: choose another folder (--out)")
+
+
 def _kept(about: Path) -> dict[str, Any]:
     """What study.json says of the run in its folder."""
     try:
@@ -111,6 +127,7 @@ class Folder:
         here: its sites keep theirs. ``rules``: what the run's rules are, beyond their names; default: the method's.
         """
         about, rules = path / "study.json", identities(plan.method) if rules is None else rules
+        check_kind(path, "deployed run" if deployed else "run")
         if about.exists():
             if not resume:
                 raise BadInput(f"{path} already holds a run: use --resume to go on with it, or choose another folder")

@@ -255,7 +255,13 @@ def train(
         folder = Folder.open(Path(out), ready.study, ready.plan, seed, resume, ledger=shared, rules=ready.rules)
     with tempfile.TemporaryDirectory(prefix="sordino-") as scratch:
         where = folder.ledger if folder else shared or Path(scratch) / "ledger.db"
-        with Ledger(where, durable=bool(shared or folder)) as book:
+        try:
+            opened = Ledger(where, durable=bool(shared or folder))
+        except SordinoError:
+            if folder and not resume:
+                folder.undo()
+            raise
+        with opened as book:
             if folder and ready.plan.method.private:
                 folder.check_paid(book)
             return _train(ready, book, folder, on, callbacks, name)
@@ -315,6 +321,7 @@ def _train(
         raise BadInput(
             f"{plan.method.name!r} keeps state at clients, which a checkpoint of one process of several lacks"
         )
+    _warn_untested(ready.clients)
     state = folder.checkpoint(device) if folder else None
     if state is None:
         first = ready.engine.flatten(ready.template).to(device)
@@ -336,6 +343,18 @@ def _train(
     if folder:
         folder.finish(result, done.weights)
     return done
+
+
+def _warn_untested(clients: Federation) -> None:
+    bare = [name for name, test in zip(clients.names, clients.test) if not len(test)]
+    if bare:
+        told = ", ".join(bare[:5]) + (", …" if len(bare) > 5 else "")
+        log.warning(
+            "%d of %d clients have no test records (%s): accuracy and loss are those of their training records",
+            len(bare),
+            len(clients.names),
+            told,
+        )
 
 
 def threads_for(plan: Plan, dimension: int) -> AbstractContextManager[None]:

@@ -17,7 +17,7 @@ from sordino.engine.devices import torch_device
 from sordino.errors import BadInput, Diverged, SordinoError
 from sordino.study.compare import Watch
 from sordino.study.file import Study, make_study
-from sordino.study.folder import Folder, planned_noises
+from sordino.study.folder import Folder, check_kind, planned_noises
 from sordino.study.many import train_together
 from sordino.study.result import from_json
 from sordino.study.run import Callback, Prepared, prepare, train
@@ -179,6 +179,7 @@ def _claim(out: Path, study: Study, values: Mapping[str, Any]) -> None:
     told = {key: value for key, value in _lists(study.table()) if key not in ignored}
     told = json.loads(json.dumps(told))
     file = out / "sweep.json"
+    check_kind(out, "sweep")
     if file.exists():
         before = {key: value for key, value in json.loads(file.read_text()).items() if key not in values}
         changed = [key for key in sorted({*told, *before}) if told.get(key) != before.get(key)]
