@@ -15,7 +15,7 @@ from rich.table import Table
 
 from sordino._version import __version__
 from sordino.commands import federation, reproduce
-from sordino.errors import BadInput, SordinoError
+from sordino.errors import BadInput, BudgetRefused, SordinoError
 
 app = typer.Typer(
     help="Federated learning in which every participant sets its own privacy.",
@@ -88,8 +88,12 @@ def plan(
     from sordino.study.file import read_study
     from sordino.study.result import to_json
     from sordino.study.run import plan as make
+    from sordino.study.sweep import points
 
     read = read_study(study, set_)
+    runs = len(points(read)) if read.sweep else 0
+    for name in read.compare.methods:
+        read.chosen_method(name)
     view = make(read.federation(), method=read.chosen_method(), **read.arguments())
     if as_json:
         typer.echo(to_json(view.to_dict(), indent=1))
@@ -100,10 +104,8 @@ def plan(
 
         console = err_console if as_json else out_console
         console.print(f"plan: {write_plan(view, html, read.study.name)}", highlight=False)
-    if read.sweep and not as_json:
-        from sordino.study.sweep import points
-
-        out_console.print(f"this is the plan of the study without its \\[sweep], which makes {len(points(read))} runs")
+    if runs and not as_json:
+        out_console.print(f"this is the plan of the study without its \\[sweep], which makes {runs} runs")
 
 
 @app.command()
@@ -127,6 +129,8 @@ def run(
 
     read = read_study(study, set_)
     folder = out or Path("runs") / read.study.name
+    if resume and not read.sweep and not (folder / "study.json").exists():
+        raise BadInput(f"--resume: {folder} holds no run to go on with; leave it out, or name the folder by --out")
     if read.sweep:
         if ledger:
             raise BadInput("--ledger does not go with a [sweep]: each of its runs has a ledger of its own")
@@ -175,6 +179,9 @@ def _conclude(result: dict[str, Any], folder: Path) -> None:
     if not result["private"]:
         out_console.print("[bold red]NOT PRIVATE[/bold red]: no noise was added and no budget protects anybody.")
     out_console.print(f"result: {folder / 'result.json'}", highlight=False)
+    if result.get("stopped", {}).get("refused"):
+        err_console.print(f"[bold red]budget[/bold red] {escape(result['stopped']['reason'])}", highlight=False)
+        raise typer.Exit(BudgetRefused.exit_code)
 
 
 @app.command()
@@ -205,18 +212,15 @@ def report(
     out: Annotated[Path, typer.Option(help="The HTML file.")] = Path("report.html"),
 ) -> None:
     """Write one self-contained HTML report of one run, or of several side by side."""
+    from sordino.study.compare import plain_results
     from sordino.study.report import write
+    from sordino.study.result import read_result
 
-    results = []
-    for one in runs:
-        file = one / "result.json" if one.is_dir() else one
-        try:
-            results.append(json.loads(file.read_text()))
-        except FileNotFoundError:
-            raise BadInput(f"{file} does not exist: name finished run folders or result.json files") from None
-        except (json.JSONDecodeError, UnicodeDecodeError):
-            raise BadInput(f"{file} is not a result of sordino") from None
-    write(results, out)
+    files = [one / "result.json" if one.is_dir() else one for one in runs]
+    twice = [file for place, file in enumerate(files) if file.resolve() in [one.resolve() for one in files[:place]]]
+    if twice:
+        raise BadInput(f"{twice[0]} is named twice: it would count as two runs; name it once")
+    write(plain_results([read_result(file) for file in files]), out)
     out_console.print(f"report: {out}", highlight=False)
 
 
@@ -330,9 +334,12 @@ def ledger_show(
     from sordino.privacy.statement import statement, statement_text
 
     with _ledger(path) as book:
-        for account in book.accounts():
-            if client in (None, account.client):
-                typer.echo(statement_text(statement(book, account.client)) + "\n")
+        names = [account.client for account in book.accounts()]
+        if client is not None and client not in names:
+            known = ", ".join(names[:10]) + (", …" if len(names) > 10 else "")
+            raise BadInput(f"--client {client!r} has no account in {path}: it has {known or 'none at all'}")
+        for name in names if client is None else [client]:
+            typer.echo(statement_text(statement(book, name)) + "\n")
 
 
 @ledger_app.command("verify")

@@ -271,7 +271,7 @@ def test_a_full_disk_does_not_cost_what_was_kept_before(digits, tmp_path, monkey
             patch.setattr(stacked, "save_checkpoint", full)
             with pytest.raises(BadInput, match="no space"):
                 train()
-        assert stacked.Stacked.below(tmp_path, [one.key]).names(), "two rounds are still there"
+        assert stacked.Stacked.below(tmp_path, [one.kept_as]).names(), "two rounds are still there"
         train()
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import sordino as sd
-from sordino.errors import BadInput
+from sordino.errors import BadInput, BudgetRefused
 from sordino.privacy.accounting import composed_epsilon
 from sordino.study.choice import last_turns
 
@@ -27,10 +27,16 @@ def test_a_budget_that_could_pay_for_more_outlasts_the_run(clients):
 
 
 def test_a_second_run_on_the_same_ledger_ends_before_it_begins(clients, tmp_path):
-    for expected in (3, 0):
-        done = sd.train(clients, "logistic", rounds=3, rate=0.2, ledger=tmp_path / "ledger.db")
-        assert {one["budget_ends"] for one in done.privacy} == {expected}
-    assert all("could pay" in row["note"] for row in done.metrics)
+    done = sd.train(clients, "logistic", rounds=3, rate=0.2, ledger=tmp_path / "ledger.db")
+    assert {one["budget_ends"] for one in done.privacy} == {3}
+    with pytest.raises(BudgetRefused, match="nothing was trained or charged"):
+        sd.train(clients, "logistic", rounds=3, rate=0.2, ledger=tmp_path / "ledger.db", out=tmp_path / "run")
+    assert not (tmp_path / "run" / "study.json").exists(), "the same command can be given again"
+    with sd.privacy.Ledger(tmp_path / "ledger.db") as book:
+        book.top_up("client-04", 8.0, "a second study", "officer")
+    again = sd.train(clients, "logistic", rounds=3, rate=0.2, ledger=tmp_path / "ledger.db", out=tmp_path / "run")
+    assert [row["participants"] for row in again.metrics] == [["client-04"]] * len(again.metrics)
+    assert [one["budget_ends"] for one in again.privacy][:4] == [0] * 4
 
 
 def test_noise_picked_too_small_ends_a_budget_early_and_the_plan_knows_when():

@@ -98,6 +98,35 @@ def test_a_second_run_finds_nothing_left_and_the_public_site_goes_on(rig: Rig, t
         conduct(tmp_path / "third", rig.wires)
 
 
+def test_a_run_ends_in_order_when_no_site_can_pay_any_more(rig: Rig, tmp_path: Path, monkeypatch):
+    del rig.wires.sites["client-02"]
+    study = rig.study | {"method": {"name": "minimum-epsilon"}}
+    study["deployment"] = rig.study["deployment"] | {"absent": "go on"}
+    set_up(rig.run, make_study(study), resume=False)
+    conduct(rig.run, rig.wires)
+    study |= {"method": {"name": "dp-fedavg"}, "study": rig.study["study"] | {"rounds": 12}}
+    again = tmp_path / "again"
+    set_up(again, make_study(study), resume=False)
+    result = conduct(again, rig.wires)
+    assert 0 < len(result["rounds"]) < 12
+    assert all(record["participants"] for record in result["rounds"]), "no empty rounds"
+    assert result["stopped"]["reason"].endswith("no client's budget pays for another turn")
+    assert json.loads((again / "result.json").read_text())["stopped"] == result["stopped"]
+    assert result["privacy"][1]["told_by"] == "site", "goodbye was said"
+    for site in rig.wires.sites.values():
+        assert not any(one.open for one in site.ledger.standings(site.account)), "what is left is free for other runs"
+    (tmp_path / "study.toml").write_text("")
+    monkeypatch.setattr("sordino.study.serve.serve", lambda *given: result)
+    ended = CliRunner().invoke(app, ["serve", str(tmp_path / "study.toml"), "--insecure", "--out", str(again)])
+    assert ended.exit_code == 3
+    third = tmp_path / "third"
+    set_up(third, make_study(study), resume=False)
+    with pytest.raises(BudgetRefused, match=r"no site's budget pays .*client-00, client-01"):
+        conduct(third, rig.wires)
+    for site in rig.wires.sites.values():
+        assert not any(one.open for one in site.ledger.standings(site.account))
+
+
 def test_a_run_that_was_interrupted_is_taken_up_where_it_was(rig: Rig):
     set_up(rig.run, make_study(rig.study), resume=False)
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sordino.errors import BadInput
+from sordino.errors import BadInput, BudgetRefused
 
 Insecure = Annotated[
     bool, typer.Option("--insecure", help="No TLS and no authentication: for a trial on one machine only.")
@@ -101,6 +101,9 @@ def serve(
     if not result["private"]:
         out_console.print("[bold red]NOT PRIVATE[/bold red]: no noise was added and no budget protects anybody.")
     out_console.print(f"result: {folder / 'result.json'}", highlight=False)
+    if result.get("stopped", {}).get("refused"):
+        err_console.print(f"budget: {result['stopped']['reason']}", highlight=False, markup=False)
+        raise typer.Exit(BudgetRefused.exit_code)
 
 
 def join(

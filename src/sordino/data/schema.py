@@ -135,6 +135,12 @@ def _check_roles(schema: Schema) -> None:
         if column in schema.numeric:
             if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
                 raise BadInput(f"data.schema.fill.{column} is {value!r}: a numeric column needs a number")
+            low, high = schema.numeric[column].low, schema.numeric[column].high
+            if not low <= value <= high:
+                raise BadInput(
+                    f"data.schema.fill.{column} is {value!r}, outside the column's range {low:g} … {high:g}: it "
+                    "would be cut to its edge; use a constant inside"
+                )
         elif column in schema.categorical:
             if word(value) not in schema.categorical[column]:
                 raise BadInput(f"data.schema.fill.{column} is {value!r}: use one of the declared values")

@@ -88,6 +88,29 @@ def who_can_pay(plan: Plan, server: dict[str, Any], left: Index, called: Round) 
     return only(called, keep)
 
 
+def exhausted(plan: Plan, server: dict[str, Any], left: Index, number: int) -> bool:
+    """Whether of those who are asked in this round or later nobody can pay for another turn: the run is at its end."""
+    if not plan.method.private:
+        return False
+    asked = plan.schedule.asked[number - 1 :]
+    able = left > 0
+    if plan.method.adaptive:
+        able = able & (steps_left(plan, server) > 0)
+    return not able[np.unique(asked[asked >= 0])].any()
+
+
+def stopped(plan: Plan, number: int) -> dict[str, Any] | None:
+    """What a result says of a run whose rounds ended with this one, before they were all played; else None.
+
+    ``refused``: whether budgets ended it. Where the server sets the pace, taking all planned steps early is the plan.
+    """
+    if number >= plan.schedule.rounds:
+        return None
+    why = "every planned local step was taken" if plan.method.adaptive else "no client's budget pays for another turn"
+    told = f"the run stopped after round {number} of {plan.schedule.rounds}: {why}"
+    return {"round": number, "of": plan.schedule.rounds, "refused": not plan.method.adaptive, "reason": told}
+
+
 def who_trains(plan: Plan, called: Round, heard: Heard, taken: Index) -> tuple[Round, Heard]:
     """Who trains after the questions, with their answers: where candidates were asked, those with the largest loss."""
     if plan.schedule.caps is None or not heard:

@@ -77,15 +77,25 @@ class Setup:
 
 
 def simulate(setup: Setup, state: Checkpoint) -> Iterator[Checkpoint]:
-    """Run the rounds that are left; yields the state after each. Nothing is lost when the caller stops asking."""
+    """Run the rounds that are left; yields the state after each. Nothing is lost when the caller stops asking.
+
+    It ends early when nobody can pay for another turn.
+    """
     taken = rounds.turns_taken(setup.plan, state.history)
     for number in range(state.round + 1, setup.plan.schedule.rounds + 1):
+        if is_over(setup, state, number, taken):
+            return
         started = time.perf_counter()
         record, asked = one_round(setup, state, number, taken)
         np.add.at(taken, asked, 1)
         look(setup, state, record, taken)
         state.seconds += time.perf_counter() - started
         yield state
+
+
+def is_over(setup: Setup, state: Checkpoint, number: int, taken: Index) -> bool:
+    """Whether nobody can pay for a turn of this round or a later one."""
+    return rounds.exhausted(setup.plan, state.server, rounds.turns_left(setup.plan, setup.payable) - taken, number)
 
 
 def look(setup: Setup, state: Checkpoint, record: dict[str, Any], taken: Index) -> None:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from sordino.client.rows import Records, Rows
-from sordino.client.turn import take_turn
+from sordino.client.turn import Work, take_turn
 from sordino.engine import rounds
 from sordino.engine.checkpoint import Checkpoint
 from sordino.engine.keeping import Left, keep, kept_rows
@@ -28,11 +28,13 @@ from sordino.engine.simulate import (
     Setup,
     chunks,
     close_round,
+    is_over,
     look,
     open_round,
 )
 from sordino.engine.telling import EACH, told
 from sordino.errors import BadInput, Diverged
+from sordino.methods.identity import identity
 from sordino.privacy.gate import Permit, Terms
 from sordino.privacy.generators import Batches, Turn
 from sordino.privacy.types import Release
@@ -42,7 +44,8 @@ from sordino.privacy.types import Release
 class Seat:
     """A row of the stack: whose round it belongs to, and which of that round's rows it is.
 
-    ``first``: where the run's records begin among those of all runs.
+    ``first``: where the run's records begin among those of all runs. ``rules``: what the run's clients do, see
+    ``_rules``.
     """
 
     run: int
@@ -51,6 +54,7 @@ class Seat:
     state: Checkpoint
     opened: Opened
     first: int
+    rules: Hashable
 
     @property
     def released(self) -> Hashable:
@@ -59,12 +63,8 @@ class Seat:
 
     @property
     def doing(self) -> Hashable:
-        """What the client does, and which names the broadcast has: rows of one part have it in common.
-
-        A clipping or local rule carries its options in its name; a question does not, so it has to be the same one.
-        """
-        work = self.setup.work
-        return work.clip.name, work.local.name, *map(id, work.also), frozenset(self.opened.public)
+        """What the client does, and which names the broadcast has: rows of one part have it in common."""
+        return self.rules, frozenset(self.opened.public)
 
     @property
     def public(self) -> dict[str, Any]:
@@ -99,17 +99,18 @@ def simulate_together(
     """
     _check(setups)
     records, first = _pool([one.records for one in setups])
+    rules = [_rules(one.work) for one in setups]
     taken = [rounds.turns_taken(setup.plan, state.history) for setup, state in zip(setups, states)]
     for i, state in enumerate(states):
         if not rounds.all_finite(state.weights):  # lost before the stack was stopped, in a round that is charged
             lost[i] = rounds.diverged(state.round + 1)
     for number in range(1, max(setup.plan.schedule.rounds for setup in setups) + 1):
         due = [i for i, s in enumerate(setups) if states[i].round < number <= s.plan.schedule.rounds]
-        live = [i for i in due if i not in lost]
+        live = [i for i in due if i not in lost and not is_over(setups[i], states[i], number, taken[i])]
         started = time.perf_counter()
         opened = {i: open_round(setups[i], states[i], number, taken[i]) for i in live}
         seats = [
-            Seat(i, place, setups[i], states[i], one, first[i])
+            Seat(i, place, setups[i], states[i], one, first[i], rules[i])
             for i, one in opened.items()
             for place in range(len(one.called.clients))
         ]
@@ -127,6 +128,11 @@ def simulate_together(
             states[i].seconds += spent
         if live:
             yield number
+
+
+def _rules(work: Work) -> Hashable:
+    """What clients do, by what their rules are and never by what they are called: two may share a name."""
+    return tuple(identity(one, here=True) for one in (work.clip, work.local, *work.also))
 
 
 def _turns(seats: Sequence[Seat], records: Records) -> dict[int, dict[str, Tensor]]:

@@ -142,6 +142,11 @@ def make_plan(
     ]
     if noises is None:
         noises = _noises(method, shapes, population.budgets)
+    elif [len(one) for one in noises] != [len(one) for one in shapes]:
+        raise BadInput(
+            f"the run to go on with has noise for {len(noises)} clients, and this study has {len(shapes)}, or other "
+            "questions: resume with the same study, or start afresh"
+        )
     clients = []
     for i, (name, n, budget) in enumerate(zip(population.names, population.sizes, population.budgets)):
         terms = [_exactly(one, z) for (one, _), z in zip(shapes[i], noises[i])]

@@ -13,6 +13,9 @@ from numpy.typing import NDArray
 from sordino.errors import BadInput
 from sordino.privacy.types import Budget, Sampling, Scheme
 
+SMALLEST, LARGEST = 1e-30, 1e30
+"""Settings beyond these are zero or infinite in the single precision that training computes in."""
+
 
 @dataclass(frozen=True)
 class Population:
@@ -90,6 +93,12 @@ class Training:
         positive("evaluate", self.evaluate, "whole number")
         for key in ("lr", "server_lr", "clip"):
             positive(key, getattr(self, key))
+        for key in ("lr", "clip"):
+            if not SMALLEST <= (value := getattr(self, key)) <= LARGEST:
+                raise BadInput(
+                    f"training.{key} is {value!r}: training computes in single precision, and takes it from "
+                    f"{SMALLEST:g} to {LARGEST:g}"
+                )
         if not (isinstance(self.cooldown, (int, float)) and 0.0 <= self.cooldown <= 1.0):
             raise BadInput(f"training.cooldown is {self.cooldown!r}: it is a share of the rounds, from 0 to 1")
         if not (isinstance(self.pull, (int, float)) and 0.0 <= self.pull < 1.0):

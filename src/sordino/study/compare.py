@@ -13,10 +13,12 @@ import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from sordino.errors import BadInput, Diverged
+from sordino.data import Federation
+from sordino.errors import BadInput, BudgetRefused, Diverged
 from sordino.study.file import Study
-from sordino.study.result import from_json, to_json
-from sordino.study.run import Callback, train
+from sordino.study.folder import check_kind, check_same, planned_noises
+from sordino.study.result import read_result, to_json
+from sordino.study.run import Callback, prepare, train
 from sordino.study.track import tracker
 
 log = logging.getLogger("sordino.study")
@@ -28,51 +30,94 @@ Watch = Callable[[str, int, int], Callback]
 def compare(study: Study, out: Path, watch: Watch | None = None) -> list[dict[str, Any]]:
     """Run every method with every seed; finished runs in ``out`` are taken as they are, interrupted ones go on.
 
-    A run that diverges is left out, with a warning; where all do, the first one's error is raised.
+    A run that diverges, or that no budget pays for, is left out with a warning; where all are, the first one's error is
+    raised.
     """
     if study.sweep:
         raise BadInput(
             "this study has a [sweep]: use 'sordino run', and put methods and seeds into it as \"method.name\" and "
             '"study.seed"'
         )
+    _check_folder(study, out)
     found = list(_runs(study, out, watch))
-    lost = [one for one in found if isinstance(one, Diverged)]
+    lost = [one for one in found if isinstance(one, Exception)]
     if len(lost) == len(found):
         raise lost[0]
-    return [one for one in found if not isinstance(one, Diverged)]
+    return [one for one in found if not isinstance(one, Exception)]
 
 
-def _runs(study: Study, out: Path, watch: Watch | None) -> Iterator[dict[str, Any] | Diverged]:
+def _asked(study: Study) -> Iterator[tuple[Federation, str, int, Study]]:
+    """Clients, method, seed and study of every run that is asked for."""
     names = study.compare.methods or [study.method.name]
     for seed in study.compare.seeds or [study.study.seed]:
         about = study.study.model_copy(update={"seed": seed})
         clients = study.model_copy(update={"study": about}).federation()
         for name in names:
             chosen = study.method.model_copy(update={"name": name})
-            one = study.model_copy(update={"study": about, "method": chosen})
-            folder = out / name / f"seed-{seed}"
-            if (folder / "result.json").exists():
-                yield from_json((folder / "result.json").read_text())
-                continue
-            callbacks = [watch(name, seed, study.study.rounds)] if watch else []
-            try:
-                with tracker(study.study.track, folder, one, f"{name}/seed-{seed}") as tracked:
-                    done = train(
-                        clients,
-                        method=one.chosen_method(),
-                        out=folder,
-                        resume=(folder / "study.json").exists(),
-                        device=study.study.device,
-                        name=study.study.name,
-                        callbacks=[*callbacks, tracked],
-                        **one.arguments(),
-                    )
-                    tracked.finish(done.result)
-            except Diverged as error:
-                log.warning("%s, seed %s, is left out: %s", name, seed, error)
-                yield error
-                continue
-            yield done.result
+            yield clients, name, seed, study.model_copy(update={"study": about, "method": chosen})
+
+
+def _place(out: Path, name: str, seed: int) -> Path:
+    return out / name / f"seed-{seed}"
+
+
+def _check_folder(study: Study, out: Path) -> None:
+    """Refuse a folder with runs of another study, or with a report of more runs than these, before anything is done."""
+    for key, values in (("methods", study.compare.methods), ("seeds", study.compare.seeds)):
+        twice = [one for place, one in enumerate(values) if one in values[:place]]
+        if twice:
+            raise BadInput(f"compare.{key} lists {twice[0]!r} twice: leave out one of them")
+    for name in study.compare.methods:
+        study.chosen_method(name)
+    if not out.exists():
+        return
+    check_kind(out, "comparison")
+    expected = set()
+    for clients, name, seed, one in _asked(study):
+        folder = _place(out, name, seed)
+        expected.add(folder)
+        if (folder / "study.json").exists() or (folder / "result.json").exists():
+            settings = one.arguments()
+            model, options, key = (settings.pop(word) for word in ("model", "model_options", "seed"))
+            noises = planned_noises(folder)
+            ready = prepare(clients, model, one.chosen_method(), key, options, settings, noises)
+            remedy = "give the same study to go on with it, or choose another --out"
+            check_same(folder, ready.study, key, ready.rules, remedy)
+    if (out / "report.html").exists():
+        others = [file.parent for file in sorted(out.rglob("seed-*/result.json")) if file.parent not in expected]
+        if others:
+            told = ", ".join(str(one.relative_to(out)) for one in others[:3]) + (", …" if len(others) > 3 else "")
+            raise BadInput(
+                f"{out} holds a report with more runs than these ({told}), and this one would take its place: ask for "
+                "them too, or choose another --out"
+            )
+
+
+def _runs(study: Study, out: Path, watch: Watch | None) -> Iterator[dict[str, Any] | Diverged | BudgetRefused]:
+    for clients, name, seed, one in _asked(study):
+        folder = _place(out, name, seed)
+        if (folder / "result.json").exists():
+            yield read_result(folder / "result.json")
+            continue
+        callbacks = [watch(name, seed, study.study.rounds)] if watch else []
+        try:
+            with tracker(study.study.track, folder, one, f"{name}/seed-{seed}") as tracked:
+                done = train(
+                    clients,
+                    method=one.chosen_method(),
+                    out=folder,
+                    resume=(folder / "study.json").exists(),
+                    device=study.study.device,
+                    name=study.study.name,
+                    callbacks=[*callbacks, tracked],
+                    **one.arguments(),
+                )
+                tracked.finish(done.result)
+        except (Diverged, BudgetRefused) as error:
+            log.warning("%s, seed %s, is left out: %s", name, seed, error)
+            yield error
+            continue
+        yield done.result
 
 
 def summary(results: list[dict[str, Any]], labels: Sequence[str] | None = None) -> list[dict[str, Any]]:

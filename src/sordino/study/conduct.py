@@ -27,7 +27,7 @@ from sordino.methods import Plan, adapt
 from sordino.privacy.accounting import composed_epsilon, replace_one_epsilon
 from sordino.study.deploy import Deployment, judge_of, prepare
 from sordino.study.file import Study, make_study
-from sordino.study.folder import Folder, planned_noises
+from sordino.study.folder import Folder, check_kind, planned_noises
 from sordino.study.result import SCHEMA, to_json, versions
 
 log = logging.getLogger("sordino.coordinator")
@@ -66,6 +66,7 @@ def set_up(folder: Path, study: Study, resume: bool, keys: Path | None = None) -
         write_atomic(file, json.dumps({**kept, "keys": where}, indent=1).encode())
         (folder / "failed.json").unlink(missing_ok=True)
         return
+    check_kind(folder, "deployed run")
     check_deployable(study.chosen_method())
     judge_of(prepare(study, ""))
     folder.mkdir(parents=True, exist_ok=True)
@@ -88,8 +89,12 @@ def _conduct(folder: Path, transport: Transport) -> dict[str, Any]:
     ready = prepare(study, run)
     facts, refused = _enrolled(folder, ready, transport)
     plan = ready.plan(facts, planned_noises(folder))
-    kept = Folder.open(folder, ready.about(facts, plan), plan, study.study.seed, True, run)
-    payable = _agreed(folder, ready, plan, transport, refused)
+    kept = Folder.open(folder, ready.about(facts, plan), plan, study.study.seed, True, run, deployed=True)
+    try:
+        payable = _agreed(folder, ready, plan, transport, refused)
+    except SordinoError:  # nobody takes part: what was declared for this run is free again
+        farewell(transport, run, list(facts), min(BYE, study.deployment.timeout))
+        raise
     plan = adapt(plan, payable, len(ready.start), study.study.seed)
     state = kept.checkpoint(torch.device("cpu")) or Checkpoint(0, ready.start, ready.start)
     coordinator = Coordinator(
@@ -109,6 +114,8 @@ def _conduct(folder: Path, transport: Transport) -> dict[str, Any]:
             now.history[-1] |= judge(now.shown)
         kept.keep(now)
         log.info("round %d of %d: %d answers", now.round, plan.schedule.rounds, len(now.history[-1]["participants"]))
+    if early := rounds.stopped(plan, state.round):
+        log.warning("%s", early["reason"])
     _notice(folder, {"round": state.round, "phase": "saying goodbye", "asked": list(facts)})
     spent = farewell(transport, run, list(facts), min(BYE, study.deployment.timeout))
     result = result_of(kept, plan, state, spent, refused)
@@ -166,9 +173,16 @@ def _agreed(
     for name, why in found.items():
         log.warning("%s refused: %s", name, why)
     if not any(payable.values()):
+        dry = [name for name in payable if name not in found]
         if not found:
-            raise BudgetRefused("nobody takes part: no site's budget pays for one turn of this plan")
-        raise SordinoError("nobody takes part: " + "; ".join(f"{name}: {reason}" for name, reason in found.items()))
+            raise BudgetRefused(
+                f"nobody takes part: no site's budget pays for one turn of this plan ({', '.join(dry)}); plan fewer "
+                "rounds or less precise ones, or let officers top the sites' ledgers up"
+            )
+        reasons = found | dict.fromkeys(dry, "its budget pays for no turn")
+        raise SordinoError("nobody takes part: " + "; ".join(f"{name}: {why}" for name, why in reasons.items()))
+    for name in [name for name, turns in payable.items() if turns == 0 and name not in found]:
+        log.warning("%s sits out: its budget pays for no turn of this plan", name)
     write_atomic(file, to_json({"payable": payable, "refused": found}, indent=1).encode())
     return payable
 
@@ -182,6 +196,7 @@ def result_of(
 ) -> dict[str, Any]:
     """The dict of result.json. Metrics on sites' records are null: they were neither released nor charged."""
     about = json.loads((folder.path / "study.json").read_text())
+    early = rounds.stopped(plan, state.round)
     nothing = dict.fromkeys(("accuracy", "loss", "psi", "worst_accuracy", "client_accuracy"))
     return {
         "schema": SCHEMA,
@@ -193,6 +208,7 @@ def result_of(
         "privacy": privacy_of(plan, state, spent),
         "private": plan.method.private,
         "simulated": False,
+        **({"stopped": early} if early else {}),
         "refused": refused,
         "seconds": state.seconds,
         "versions": versions(),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from sordino.errors import BadInput
 from sordino.study.compare import compare, comparison_table, plain_results
 from sordino.study.file import Study, make_study
 from sordino.study.progress import Live
@@ -36,7 +37,10 @@ def demonstrate(out: Path, console: Console, quiet: bool = False) -> None:
     study = demo_study()
     if (out / "demo").exists():
         shutil.rmtree(out)
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"cannot make the folder {out}: {error.strerror}; name another --out") from None
     (out / "demo").touch()
     clients = study.federation()
     console.print("[bold]The plan[/bold]: what every client will spend, before any record is touched\n")

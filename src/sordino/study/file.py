@@ -6,12 +6,14 @@ import difflib
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import PydanticCustomError
 
 from sordino import data, methods
 from sordino.data import Dataset, Federation
+from sordino.engine.devices import is_device
 from sordino.errors import BadInput
 from sordino.methods import Method
 
@@ -22,13 +24,29 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
+def _device(name: str) -> str:
+    if not is_device(name):
+        raise PydanticCustomError("device", "it is unknown: use cpu, cuda, cuda:1 or auto")
+    return name
+
+
+def _name(name: str) -> str:
+    if name in ("", ".", "..") or "/" in name or "\\" in name:
+        raise PydanticCustomError("name", "it names the folder of the runs: use one word without slashes")
+    return name
+
+
+Name = Annotated[str, AfterValidator(_name)]
+Device = Annotated[str, AfterValidator(_device)]
+
+
 class About(Section):
     """``[study]``."""
 
-    name: str = "study"
+    name: Name = "study"
     seed: int = 0
     rounds: int = Field(default=40, gt=0)
-    device: str = "cpu"
+    device: Device = "cpu"
     track: Literal["tensorboard", "mlflow"] | None = None
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from sordino import methods
 from sordino.client.rows import Records
 from sordino.engine.checkpoint import Checkpoint
+from sordino.engine.devices import torch_device
 from sordino.engine.simulate import Setup
 from sordino.engine.together import simulate_together
 from sordino.errors import BadInput, Diverged, SordinoError
@@ -22,7 +23,7 @@ from sordino.privacy.ledger import Ledger
 from sordino.study import stacked
 from sordino.study.folder import Folder
 from sordino.study.result import build_result
-from sordino.study.run import Prepared, Run, make_setup, open_accounts, torch_device
+from sordino.study.run import Prepared, Run, check_payable, make_setup, open_accounts
 from sordino.study.stacked import Stacked
 
 
@@ -50,7 +51,7 @@ def train_together(
     books: list[Ledger] = []
     held: dict[tuple[int, ...], Records] = {}
     _check(runs)
-    kept = None if keep is None else Stacked.below(keep, [one.key for one in runs])
+    kept = None if keep is None else Stacked.below(keep, [one.kept_as for one in runs])
     before = None if kept is None else kept.names()
     names = [uuid.uuid4().hex for _ in runs] if folders is None else [folder.run for folder in folders]
     names = before if before is not None and folders is None else names
@@ -62,6 +63,8 @@ def train_together(
             private = ready.plan.method.private
             book = Ledger(Path(scratch) / f"{run}.db", durable=False)
             payable = open_accounts(book, ready.plan, run) if private else {}
+            if not stopped:
+                check_payable(ready.plan, payable, book, run)
             plan = methods.adapt(ready.plan, payable, lead.engine.dimension, ready.seed)
             gate = Gate(book if private else None, Keyed(ready.key), run)
             source = tuple(id(part) for part in (ready.clients.x, ready.clients.y, ready.clients.valid))

@@ -15,6 +15,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from sordino._version import __version__
+from sordino.engine import rounds
 from sordino.engine.checkpoint import Checkpoint, write_atomic
 from sordino.engine.evaluate import Observer, by_budget
 from sordino.errors import BadInput
@@ -39,6 +40,7 @@ def build_result(
     final["by_budget"] = by_budget(
         [c.budget.epsilon for c in plan.clients], last["client_accuracy"], last["client_loss"]
     )
+    early = rounds.stopped(plan, state.round)
     return {
         "schema": SCHEMA,
         "study": study,
@@ -49,6 +51,7 @@ def build_result(
         "privacy": _privacy(plan, state, book, run),
         "private": plan.method.private,
         "simulated": True,
+        **({"stopped": early} if early else {}),
         "seconds": state.seconds,
         "versions": versions(),
     }
@@ -147,6 +150,19 @@ def from_json(text: str) -> dict[str, Any]:
     for one in result.get("privacy", []):
         one |= {key: math.inf for key in _EPSILONS if one.get(key) is None}
     return result
+
+
+def read_result(file: Path) -> dict[str, Any]:
+    """The result in a file; what is none is refused."""
+    try:
+        result = from_json(file.read_text())
+        if {"rounds", "final", "privacy"} <= result.keys():
+            return result
+    except FileNotFoundError:
+        raise BadInput(f"{file} does not exist: name finished run folders or result.json files") from None
+    except (OSError, ValueError, AttributeError):
+        pass
+    raise BadInput(f"{file} is not a result of sordino: it is damaged, or another program's")
 
 
 def save_run(path: Path, result: dict[str, Any], weights: Tensor) -> None:

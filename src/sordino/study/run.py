@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import math
 import os
 import tempfile
@@ -24,14 +25,17 @@ from sordino.client.gradients.losses import loss_by_name
 from sordino.client.rows import Records
 from sordino.client.turn import Work
 from sordino.data import Federation
+from sordino.engine import rounds as server_rounds
 from sordino.engine.checkpoint import Checkpoint
+from sordino.engine.devices import torch_device
 from sordino.engine.evaluate import Observer
 from sordino.engine.mapped import make_records, pages_of
 from sordino.engine.sharded import Shard
 from sordino.engine.simulate import Setup, simulate
 from sordino.engine.threads import threads_for_step
-from sordino.errors import BadInput, SordinoError
+from sordino.errors import BadInput, BudgetRefused, SordinoError
 from sordino.methods import Method, Plan, Population, Training
+from sordino.methods.identity import identities, identity
 from sordino.privacy.accounting import composed_epsilon
 from sordino.privacy.gate import Gate
 from sordino.privacy.generators import Keyed
@@ -42,6 +46,8 @@ from sordino.study.folder import Folder, planned_noises
 from sordino.study.result import build_result, load_run, save_run, to_json
 from sordino.study.stacked import Alone, Stacked
 from sordino.study.view import PlanView
+
+log = logging.getLogger("sordino.study")
 
 SHOWN_CLIENTS = 100
 """Above this many clients the running ε is left out of the rounds: it is shown at the end, by the ledger."""
@@ -120,6 +126,16 @@ class Prepared:
         """What the run's random streams are keyed by: the seed and everything that shapes a release."""
         body = json.dumps([self.study, self.seed], sort_keys=True, default=str)
         return hashlib.sha256(body.encode()).hexdigest()
+
+    @property
+    def rules(self) -> dict[str, str]:
+        """What the method's parts and the model are, beyond their names."""
+        return {**identities(self.plan.method), "model": identity([repr(self.template), type(self.template).forward])}
+
+    @property
+    def kept_as(self) -> str:
+        """What a run's state is found by after a crash: its key, and what its rules are."""
+        return hashlib.sha256(json.dumps([self.key, self.rules], sort_keys=True).encode()).hexdigest()
 
 
 def prepare(
@@ -213,7 +229,8 @@ def train(
     model: a name, ``"module:factory"``, or an ``nn.Module``.
     method: a registered name, or ``sd.Method(…)``.
     out: a run folder (result.json, ledger, checkpoint, log); ``resume=True`` goes on where it stopped.
-    ledger: a ledger file that is cumulative over runs; default: a fresh one in the run folder.
+    ledger: a ledger file that is cumulative over runs; default: a fresh one in the run folder. A run that goes on
+        remembers its own, and refuses another.
     callbacks: called with each round's record.
     name: what to call the study in reports.
     precision: ``"mixed"`` lets a GPU compute activations in TF32; gradients of parameters and norms never are.
@@ -228,14 +245,26 @@ def train(
         raise BadInput("a run over several processes cannot be resumed: resume it in one, or start it afresh")
     if shard is not None and not shard.first:
         out = ledger = None
+    if resume and out is None:
+        raise BadInput("resume=True needs out=, the folder of the run to go on with")
     noises = planned_noises(Path(out)) if out is not None and resume else None
     ready = prepare(clients, model, method, seed, model_options, {"rounds": rounds, **training}, noises, precision)
-    folder = None if out is None else Folder.open(Path(out), ready.study, ready.plan, seed, resume)
+    shared, on = None if ledger is None else Path(ledger), torch_device(device)
+    folder = None
+    if out is not None:
+        folder = Folder.open(Path(out), ready.study, ready.plan, seed, resume, ledger=shared, rules=ready.rules)
     with tempfile.TemporaryDirectory(prefix="sordino-") as scratch:
-        where = Path(ledger) if ledger else (folder.ledger if folder else Path(scratch) / "ledger.db")
-        with Ledger(where, durable=bool(ledger or folder)) as book:
-            done = _train(ready, book, folder, torch_device(device), callbacks, name)
-    return done
+        where = folder.ledger if folder else shared or Path(scratch) / "ledger.db"
+        try:
+            opened = Ledger(where, durable=bool(shared or folder))
+        except SordinoError:
+            if folder and not resume:
+                folder.undo()
+            raise
+        with opened as book:
+            if folder and ready.plan.method.private:
+                folder.check_paid(book)
+            return _train(ready, book, folder, on, callbacks, name)
 
 
 def train_prepared(
@@ -247,7 +276,7 @@ def train_prepared(
     ``callbacks`` also hear of the rounds before.
     """
     where = torch_device(device)
-    stack = None if keep is None else Stacked.below(keep, [ready.key])
+    stack = None if keep is None else Stacked.below(keep, [ready.kept_as])
     with tempfile.TemporaryDirectory(prefix="sordino-") as scratch:
         path = Path(scratch) / "ledger.db"
         stopped = stack.restore([path], where) if stack and stack.names() else []
@@ -277,6 +306,13 @@ def _train(
     payable = open_accounts(book, ready.plan, run) if private else {}
     shard = Shard.now()
     payable = payable if shard is None else shard.same(payable)
+    if not (isinstance(folder, Folder) and folder.begun):
+        try:
+            check_payable(ready.plan, payable, book, run)
+        except BudgetRefused:
+            if isinstance(folder, Folder):
+                folder.undo()
+            raise
     plan = methods.adapt(ready.plan, payable, ready.engine.dimension, ready.seed)
     ready = replace(ready, plan=plan)
     gate = Gate(book if private else None, Keyed(ready.key), run)
@@ -285,6 +321,7 @@ def _train(
         raise BadInput(
             f"{plan.method.name!r} keeps state at clients, which a checkpoint of one process of several lacks"
         )
+    _warn_untested(ready.clients)
     state = folder.checkpoint(device) if folder else None
     if state is None:
         first = ready.engine.flatten(ready.template).to(device)
@@ -295,6 +332,9 @@ def _train(
                 folder.keep(now)
             for callback in callbacks:
                 callback(now.history[-1])
+    early = server_rounds.stopped(plan, state.round)
+    if early:
+        log.warning("%s: %s", plan.method.name, early["reason"])
     study = ready.study if name is None else {"name": name, **ready.study}
     result = build_result(study, plan, state, book if private else None, run, ready.seed, setup.observer)
     if private:
@@ -303,6 +343,18 @@ def _train(
     if folder:
         folder.finish(result, done.weights)
     return done
+
+
+def _warn_untested(clients: Federation) -> None:
+    bare = [name for name, test in zip(clients.names, clients.test) if not len(test)]
+    if bare:
+        told = ", ".join(bare[:5]) + (", …" if len(bare) > 5 else "")
+        log.warning(
+            "%d of %d clients have no test records (%s): accuracy and loss are those of their training records",
+            len(bare),
+            len(clients.names),
+            told,
+        )
 
 
 def threads_for(plan: Plan, dimension: int) -> AbstractContextManager[None]:
@@ -315,6 +367,21 @@ def open_accounts(book: Ledger, plan: Plan, run: str) -> dict[str, int]:
     book.open_accounts({client.name: client.budget for client in plan.clients}, simulated=True)
     taking = [c for c in plan.clients if c.turns > 0 or any(c.queries)]
     return book.declare([LedgerPlan(c.name, run, *c.declaration()) for c in taking])
+
+
+def check_payable(plan: Plan, payable: dict[str, int], book: Ledger, run: str) -> None:
+    """Refuse a run in which nobody can pay for a turn, before it begins; where some cannot, say who sits out."""
+    dry = [name for name, turns in payable.items() if turns == 0]
+    if not dry:
+        return
+    told = ", ".join(dry[:10]) + (f" and {len(dry) - 10} more" if len(dry) > 10 else "")
+    if len(dry) == len(payable):
+        book.close_run(run)
+        raise BudgetRefused(
+            f"nobody's budget pays for a single turn of this plan ({told}): nothing was trained or charged; top the "
+            "ledger up, plan fewer rounds, or use another ledger"
+        )
+    log.warning("%d of %d clients sit out, for their budgets pay for no turn: %s", len(dry), len(plan.clients), told)
 
 
 def make_setup(
@@ -364,16 +431,3 @@ def spending(plan: Plan, turns: np.ndarray) -> dict[str, float] | None:
     taken = dict(zip((c.name for c in plan.clients), turns.tolist()))
     spent = composed_epsilon([c.total(taken[c.name]) for c in bounded], [c.budget.delta for c in bounded])
     return {"min": float(spent.min()), "median": float(np.median(spent)), "max": float(spent.max())}
-
-
-def torch_device(name: str) -> torch.device:
-    """``cpu``, ``cuda``, ``cuda:1`` or ``auto``."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise BadInput(f"device {name!r} is unknown: use cpu, cuda or auto") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise BadInput(f"device {name!r} was asked for, but this machine has no usable GPU: use cpu or auto")
-    return device

@@ -13,13 +13,14 @@ from typing import Any
 
 from sordino.data import Dataset, Federation
 from sordino.engine.checkpoint import write_atomic
+from sordino.engine.devices import torch_device
 from sordino.errors import BadInput, Diverged, SordinoError
 from sordino.study.compare import Watch
 from sordino.study.file import Study, make_study
-from sordino.study.folder import Folder, planned_noises
+from sordino.study.folder import Folder, check_kind, planned_noises
 from sordino.study.many import train_together
 from sordino.study.result import from_json
-from sordino.study.run import Callback, Prepared, prepare, torch_device, train
+from sordino.study.run import Callback, Prepared, prepare, train
 from sordino.study.track import tracker
 
 MOST = 100
@@ -178,6 +179,7 @@ def _claim(out: Path, study: Study, values: Mapping[str, Any]) -> None:
     told = {key: value for key, value in _lists(study.table()) if key not in ignored}
     told = json.loads(json.dumps(told))
     file = out / "sweep.json"
+    check_kind(out, "sweep")
     if file.exists():
         before = {key: value for key, value in json.loads(file.read_text()).items() if key not in values}
         changed = [key for key in sorted({*told, *before}) if told.get(key) != before.get(key)]
@@ -273,7 +275,9 @@ def _stacked(
     if watch:
         show = watch(f"{len(some)} runs stacked", some[0].study.study.seed, rounds)
     folders = [
-        Folder.open(path := out / point.name, one.study, one.plan, one.seed, (path / "study.json").exists())
+        Folder.open(
+            path := out / point.name, one.study, one.plan, one.seed, (path / "study.json").exists(), rules=one.rules
+        )
         for point, one in stack
     ]
     about = some[0].study.study

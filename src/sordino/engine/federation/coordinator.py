@@ -50,10 +50,15 @@ class Coordinator:
     """Told what is going on: which round, which phase, who is asked."""
 
     def run(self, state: Checkpoint) -> Iterator[Checkpoint]:
-        """The rounds that are left; yields the state after each, to be kept before the next begins."""
+        """The rounds that are left; yields the state after each, to be kept before the next begins.
+
+        It ends early when nobody can pay for another turn.
+        """
         plan = self.course.plan
         broke = {name for record in state.history for name in record.get("broke", ())}
         for number in range(state.round + 1, plan.schedule.rounds + 1):
+            if rounds.exhausted(plan, state.server, self._left(state, broke), number):
+                return
             record = self._round(state, number, broke)
             broke |= set(record.get("broke", ()))
             state.round = number
@@ -65,8 +70,7 @@ class Coordinator:
         plan = self.course.plan
         before = dict(state.server)
         taken = rounds.turns_taken(plan, state.history)
-        left = rounds.turns_left(plan, self.payable) - taken
-        left[[i for i, c in enumerate(plan.clients) if c.name in broke]] = 0
+        left = self._left(state, broke)
         scheduled = plan.schedule.round(number)
         called = rounds.who_can_pay(plan, state.server, left, scheduled)
         dry = sorted({plan.clients[i].name for i in set(scheduled.clients) - set(called.clients)})
@@ -102,6 +106,13 @@ class Coordinator:
             record["note"] = f"{len(called.clients)} answers of at least {self.least}: the model stays as it is"
         record |= rounds.moving_clip(plan, called, public) if uploads else {}
         return record | missing.missing() | ({"cannot_pay": dry} if dry else {})
+
+    def _left(self, state: Checkpoint, broke: set[str]) -> rounds.Index:
+        """How many turns every site can still pay; none where it said that its budget is used up."""
+        plan = self.course.plan
+        left = rounds.turns_left(plan, self.payable) - rounds.turns_taken(plan, state.history)
+        left[[i for i, c in enumerate(plan.clients) if c.name in broke]] = 0
+        return left
 
     def _turns(
         self,

@@ -23,6 +23,7 @@ from typing import Any
 from rich.console import Group
 
 from sordino.engine.checkpoint import write_atomic
+from sordino.engine.devices import torch_device
 from sordino.errors import BadInput
 from sordino.study.reproduce import tables, workers
 from sordino.study.reproduce.experiment import Cell, Entry, Experiment, tuning_cells
@@ -32,7 +33,6 @@ from sordino.study.reproduce.papers import EXPERIMENTS
 from sordino.study.reproduce.runner import STACK_ROWS, Runner, Silent, Watch, chosen_values, matching, settle
 from sordino.study.reproduce.store import Store, commit, hardware, versions
 from sordino.study.result import to_json
-from sordino.study.run import torch_device
 
 __all__ = ["Cell", "Experiment", "Reproduction", "get", "names", "pack", "run"]
 

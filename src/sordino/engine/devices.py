@@ -1,0 +1,29 @@
+"""Devices by name."""
+
+from __future__ import annotations
+
+import re
+
+import torch
+
+from sordino.errors import BadInput
+
+
+def is_device(name: str) -> bool:
+    """Whether this is how a device is called, on whatever machine: ``cpu``, ``cuda``, ``cuda:1`` or ``auto``."""
+    return re.fullmatch(r"cpu|auto|cuda(:\d+)?", name) is not None
+
+
+def torch_device(name: str) -> torch.device:
+    """The device of this machine by that name; ``auto``: its GPU, where it has one."""
+    if not is_device(name):
+        raise BadInput(f"device {name!r} is unknown: use cpu, cuda, cuda:1 or auto")
+    there = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if name == "auto":
+        name = "cuda" if there else "cpu"
+    device = torch.device(name)
+    if device.type == "cuda" and not there:
+        raise BadInput(f"device {name!r} was asked for, but this machine has no usable GPU: use cpu or auto")
+    if device.type == "cuda" and (device.index or 0) >= there:
+        raise BadInput(f"device {name!r} was asked for, but this machine has {there} GPUs, counted from cuda:0")
+    return device
