@@ -40,6 +40,8 @@ class Dataset:
         The set's own test records, or None.
     owners, names
         For data that comes with clients: the client of every record and the clients' names.
+    sorted_files
+        Whether those clients are files in the order of their names.
     """
 
     name: str
@@ -53,6 +55,7 @@ class Dataset:
     owners: Index | None = None
     names: tuple[str, ...] | None = None
     source: dict[str, Any] = field(default_factory=dict)
+    sorted_files: bool = False
 
     def __len__(self) -> int:
         return len(self.x)
@@ -123,6 +126,7 @@ class Dataset:
             task=self.task,
             classes=self.classes,
             description={"source": plain(self.source | {"name": self.name}), "partition": plain(made)},
+            sorted_files=self.sorted_files and kind == "natural",
         )
 
     def _without_central(self, share: float, seed: int) -> tuple[Index, tuple[Features, Targets] | None]:

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sordino import data, methods
 from sordino.data import Dataset, Federation
+from sordino.data.federation import Terms
 from sordino.errors import BadInput
 from sordino.methods import Method
 
@@ -55,17 +56,18 @@ class Data(Section):
 
 
 class Budgets(Section):
-    """``[budgets]``: ε by name, number, list, mixture or file; δ; adjacency."""
+    """``[budgets]``: ε by distribution, by clients' names, as a number, list, mixture or file; δ; adjacency."""
 
     name: str | None = None
-    epsilon: float | list[float] | None = None
+    epsilon: float | list[float] | dict[str, float] | None = None
     mixture: list[list[float]] | None = None
     csv: str | None = None
     column: str | None = None
     client: str | None = None
     low: float | None = None
     high: float | None = None
-    delta: float | list[float] = 1e-5
+    delta: float | list[float] | dict[str, float] = 1e-5
+    order: list[str] | None = None
     adjacency: Literal["zero-out", "add-remove", "replace-one"] = "zero-out"
     public: list[str] = []
     seed: int | None = None
@@ -185,9 +187,11 @@ class Study(Section):
                 minimum=d.minimum,
                 **given,
             )
-        return self._with_budgets(clients)
+        terms = self.terms()
+        return clients if terms is None else clients.with_terms(terms)
 
-    def _with_budgets(self, clients: Federation) -> Federation:
+    def terms(self) -> Terms | None:
+        """What ``[budgets]`` says; None where it says nothing and nothing is promised."""
         b = self.budgets
         ways = {"name": b.name, "epsilon": b.epsilon, "mixture": b.mixture, "csv": b.csv}
         given = [key for key, value in ways.items() if value is not None]
@@ -196,7 +200,7 @@ class Study(Section):
         if not given:
             if self.chosen_method().private:
                 raise BadInput("[budgets] says nothing: give budgets.epsilon, or budgets.name such as 'dist2'")
-            return clients
+            return None
         spec: Any = ways[given[0]]
         if b.mixture is not None:
             spec = {"mixture": b.mixture}
@@ -204,7 +208,7 @@ class Study(Section):
             spec = {"csv": b.csv, "column": b.column or "epsilon"} | ({"client": b.client} if b.client else {})
         bounds = {key: value for key, value in (("low", b.low), ("high", b.high)) if value is not None}
         seed = self.study.seed if b.seed is None else b.seed
-        return clients.with_budgets(spec, b.delta, seed, b.adjacency, b.public, **bounds)
+        return Terms(spec, b.delta, seed, b.adjacency, tuple(b.public), b.order, bounds)
 
     def chosen_method(self, name: str | None = None) -> Method:
         """The method with its parts exchanged as ``[method]`` says; ``name`` overrides the name only."""
