@@ -15,6 +15,7 @@ from rich.table import Table
 
 from sordino._version import __version__
 from sordino.commands import federation, reproduce
+from sordino.commands.ending import end_in_order
 from sordino.errors import BadInput, SordinoError
 
 app = typer.Typer(
@@ -330,6 +331,9 @@ def ledger_show(
     from sordino.privacy.statement import statement, statement_text
 
     with _ledger(path) as book:
+        names = [account.client for account in book.accounts()]
+        if client is not None and client not in names:
+            raise BadInput(f"--client {client!r} has no account in {path}: accounts are {', '.join(names) or 'none'}")
         for account in book.accounts():
             if client in (None, account.client):
                 typer.echo(statement_text(statement(book, account.client)) + "\n")
@@ -337,10 +341,16 @@ def ledger_show(
 
 @ledger_app.command("verify")
 def ledger_verify(path: Annotated[Path, typer.Argument(help="The ledger.", show_default=False)]) -> None:
-    """Check the ledger against its own chain of hashes."""
+    """Check every byte of the ledger, also while a site has it open."""
     with _ledger(path) as book:
-        book.verify()
+        sealed = book.verify()
     out_console.print(f"{path} is sound", highlight=False)
+    if not sealed:
+        out_console.print(
+            "It has no seal: a process is writing to it, or was killed while it did. Entries and stored releases were "
+            "checked; bytes that none of them uses are covered again once it was opened and closed.",
+            highlight=False,
+        )
 
 
 @ledger_app.command("export")
@@ -379,6 +389,7 @@ federation.register(app)
 def main() -> None:
     """Run a command; turn errors into one line and an exit code: 1 internal, 2 bad input, 3 budget, 130 interrupted."""
     try:
+        end_in_order()
         code = app(standalone_mode=False) or 0
         if code == 130:  # typer turns Ctrl-C into this code without a word
             raise KeyboardInterrupt
