@@ -101,7 +101,7 @@ class Dataset:
         minimum
             The fewest records, training and test together, that a client may have.
         """
-        _check_options(kind, options)
+        check_options(kind, options)
         pool, held = self._without_central(central, seed)
         parts, names, noted = self._dealt(kind, clients, seed, minimum, pool, options)
         shortest = min(range(len(parts)), key=lambda k: len(parts[k]))
@@ -186,7 +186,7 @@ class Dataset:
         return np.split(order, np.cumsum(np.bincount(owner, minlength=len(self.names)))[:-1]), list(self.names)
 
 
-def _check_options(kind: str, options: Mapping[str, Any]) -> None:
+def check_options(kind: str, options: Mapping[str, Any]) -> None:
     """Refuse an unknown partition, and an option that it does not know."""
     if kind not in OPTIONS:
         raise BadInput(f"partition {kind!r} is unknown: use one of {', '.join(OPTIONS)}")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any, cast
 
 import numpy as np
@@ -14,6 +16,11 @@ from sordino.data.budgets import Spec, by_name, epsilons, in_order, is_by_name
 from sordino.data.partitions import Index
 from sordino.errors import BadInput
 from sordino.privacy.types import Adjacency, Budget, check_promised
+
+log = logging.getLogger("sordino.data")
+
+LARGE = 20.0
+"""Above this ε a promise says next to nothing: a record may make what is seen e^20, half a billion, times likelier."""
 
 Features = npt.NDArray[np.float32]
 Targets = npt.NDArray[np.int64] | npt.NDArray[np.float32]
@@ -102,7 +109,9 @@ class Federation:
             Clients' names in the order that lists of budgets follow; needed where clients are files of a folder.
         """
         named = (public,) if isinstance(public, str) else tuple(public)
-        return self.with_terms(Terms(spec, delta, seed, adjacency, named, order, dict(options)))
+        made = self.with_terms(Terms(spec, delta, seed, adjacency, named, order, dict(options)))
+        warn_of(made.names, made.budgets or ())
+        return made
 
     def with_terms(self, terms: Terms) -> Federation:
         """``with_budgets``, its arguments put together."""
@@ -160,6 +169,25 @@ class Terms:
         if len(deltas) != len(names):
             raise BadInput(f"budgets.delta has {len(deltas)} values for {len(names)} clients: give one each, or one")
         return in_order(deltas, "delta", names, self.order, sorted_files)
+
+
+def warn_of(names: Sequence[str], budgets: Sequence[Budget]) -> None:
+    """Say what budgets do not promise."""
+    if budgets and all(one.is_public for one in budgets):
+        _say_once("NOT PRIVATE: every client's epsilon is infinite, so nobody's records are protected")
+    large = [f"{name} ({b.epsilon:g})" for name, b in zip(names, budgets) if LARGE < b.epsilon < math.inf]
+    if large:
+        told = ", ".join(large[:5]) + (f" and {len(large) - 5} more" if len(large) > 5 else "")
+        _say_once(
+            f"budgets.epsilon above {LARGE:g} promises next to nothing: {told}; promises that mean something are about "
+            "0.1 to 10"
+        )
+
+
+@lru_cache(maxsize=1024)
+def _say_once(text: str) -> None:
+    """Log a warning, the same one once: a study with many runs gives its clients budgets many times."""
+    log.warning("%s", text)
 
 
 def client_names(count: int) -> list[str]:

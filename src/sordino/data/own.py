@@ -107,7 +107,7 @@ def _arrays_of(dataset: Any, position: int) -> tuple[Any, Any]:
 def load_folder(path: Path, schema: Mapping[str, Any] | None = None, invalid: str = "refuse") -> Dataset:
     """All records of a folder with a file per client, and who owns which."""
     check_invalid(invalid)
-    files = client_files(path)
+    files = client_files(path, tell=True)
     raw = schema if schema is not None else schema_beside(path)
     parsed = parse_schema(raw)
     encoded = [_read_client(file, parsed, invalid) for file in files]
@@ -127,8 +127,8 @@ def stem_of(file: Path) -> str:
     return file.name[: -len(kind_of(file) or "") - 1]
 
 
-def client_files(path: Path) -> list[Path]:
-    """The clients' files in a folder, sorted by name; a single file is one client. Other files are listed or refused.
+def client_files(path: Path, tell: bool = False) -> list[Path]:
+    """The clients' files in a folder, sorted by name; a single file is one client. ``tell``: list what is ignored.
 
     A file that may hold a client's records in a form that is not read is refused: a hospital would be left out.
     """
@@ -144,11 +144,11 @@ def client_files(path: Path) -> list[Path]:
     for stem in stems:
         if stems.count(stem) > 1:
             raise BadInput(f"{path} has two files for client {stem!r}: keep one")
-    _tell_ignored(path, [file for file in seen if file not in files and file.name != "schema.toml"])
+    _check_ignored(path, [file for file in seen if file not in files and file.name != "schema.toml"], tell)
     return files
 
 
-def _tell_ignored(path: Path, others: Sequence[Path]) -> None:
+def _check_ignored(path: Path, others: Sequence[Path], tell: bool) -> None:
     """Refuse files that look like a client's records, and list what else is not read."""
     for file in others:
         if file.suffix.lower() in _TABLES:
@@ -156,7 +156,7 @@ def _tell_ignored(path: Path, others: Sequence[Path]) -> None:
                 f"{file} is none of {', '.join(SUFFIXES)} and would be ignored: save it as one of them, or move it out "
                 f"of {path}"
             )
-    if others:
+    if others and tell:
         log.warning("%s: ignored %s (clients are %s files)", path, _listed(others), ", ".join(SUFFIXES))
 
 

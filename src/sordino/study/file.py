@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import difflib
+import json
+import re
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from sordino import data, methods
 from sordino.data import Dataset, Federation
 from sordino.data.federation import Terms
 from sordino.errors import BadInput
 from sordino.methods import Method
+from sordino.study.checks import check_study, expected_clients
 
 
 class Section(BaseModel):
@@ -27,10 +30,19 @@ class About(Section):
     """``[study]``."""
 
     name: str = "study"
-    seed: int = 0
+    seed: int = Field(default=0, ge=0)
     rounds: int = Field(default=40, gt=0)
     device: str = "cpu"
     track: Literal["tensorboard", "mlflow"] | None = None
+
+    @field_validator("name")
+    @classmethod
+    def _one_folder(cls, name: str) -> str:
+        if name != name.strip() or not name or name.startswith((".", "~", "-")) or re.search(r"[/\\\x00-\x1f]", name):
+            raise ValueError("it names the folder below runs/, so it is a plain name without / or a leading dot")
+        if len(name.encode()) > 200:
+            raise ValueError("it names the folder below runs/, so it has at most 200 bytes")
+        return name
 
 
 class Data(Section):
@@ -118,7 +130,15 @@ class Compare(Section):
     """``[compare]``: methods and seeds to run side by side."""
 
     methods: list[str] = []
-    seeds: list[int] = []
+    seeds: list[Annotated[int, Field(ge=0)]] = []
+
+    @field_validator("methods", "seeds")
+    @classmethod
+    def _once(cls, values: list[Any]) -> list[Any]:
+        twice = next((one for place, one in enumerate(values) if one in values[:place]), None)
+        if twice is not None:
+            raise ValueError(f"{twice!r} is listed twice, and one run twice shows no spread: leave out one of them")
+        return values
 
 
 class Deployment(Section):
@@ -150,13 +170,21 @@ class Study(Section):
     sweep: dict[str, Any] = {}
     deployment: Deployment = Deployment()
 
+    def check(self) -> None:
+        """Refuse what cannot work, before a record is read; every command does so first."""
+        check_study(self)
+
     def source(self) -> Dataset | None:
         """The records before they are dealt to clients; None where files belong to clients already (a schema)."""
-        return None if self.data.table_schema is not None else self._load()
+        if self.data.table_schema is not None:
+            return None
+        self.check()
+        return self._load()
 
     def _load(self) -> Dataset:
         d = self.data
-        found = data.load(d.name, folder=d.folder, **d.options)
+        own = {} if d.name in data.SOURCES or d.invalid == "refuse" else {"invalid": d.invalid}
+        found = data.load(d.name, folder=d.folder, **{**d.options, **own})
         return found if d.records is None else found.subset(d.records, self._data_seed)
 
     @property
@@ -165,12 +193,9 @@ class Study(Section):
 
     def federation(self, source: Dataset | None = None) -> Federation:
         """Load the data (or take ``source``, what ``self.source()`` gave), deal it to clients, give them budgets."""
+        self.check()
         d, seed = self.data, self._data_seed
         if d.table_schema is not None:
-            if d.partition not in (None, "natural"):
-                raise BadInput(
-                    f"data.partition = {d.partition!r} does not go with data.schema: your files are the clients"
-                )
             clients = data.from_folder(
                 d.folder or d.name, d.table_schema, test=d.test, seed=seed, invalid=d.invalid, central=d.central
             )
@@ -223,7 +248,25 @@ class Study(Section):
             "rounds": self.study.rounds,
             "seed": self.study.seed,
             **self.training.model_dump(exclude_none=True),
+            **self._lists_in_order(),
         }
+
+    def _lists_in_order(self) -> dict[str, list[float]]:
+        """Lists of ``[training]`` with a value for every client, which follow ``budgets.order`` where that is given."""
+        lists = {key: getattr(self.training, key) for key in ("batch", "rate")}
+        lists = {key: value for key, value in lists.items() if isinstance(value, list)}
+        if not lists:
+            return {}
+        names, files = expected_clients(self)
+        names, order = names or [], self.budgets.order
+        if files and len(names) > 1 and order is None:
+            raise BadInput(
+                f"training.{next(iter(lists))} is a list, but these clients are files, whose order follows from their "
+                f"names: give one value for all, or say whose is whose with budgets.order = {json.dumps(names)}"
+            )
+        if order is None or len(order) != len(names):
+            return lists
+        return {key: [dict(zip(order, value))[name] for name in names] for key, value in lists.items()}
 
     def table(self) -> dict[str, Any]:
         """What the file said, without ``[sweep]``: a table of tables that ``make_study`` reads."""
@@ -280,7 +323,8 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
         known = _known(where, model)
         near = difflib.get_close_matches(where[-1], known, n=1)
         return f"unknown key {key}: " + (f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(known)}")
-    return f"{key} = {first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}"
+    told = first["msg"].removeprefix("Value error, ")
+    return f"{key} = {first['input']!r}: {told[0].lower()}{told[1:]}"
 
 
 def _known(where: list[str], model: type[BaseModel]) -> list[str]:

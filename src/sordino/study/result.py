@@ -47,7 +47,7 @@ def build_result(
         "rounds": state.history,
         "final": final,
         "privacy": _privacy(plan, state, book, run),
-        "private": plan.method.private,
+        "private": plan.private,
         "simulated": True,
         "seconds": state.seconds,
         "versions": versions(),
