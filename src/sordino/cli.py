@@ -121,6 +121,7 @@ def run(
 
     A study with a \\[sweep] is trained once for every combination; call it again to go on.
     """
+    from sordino.privacy.ledger_schema import check_path
     from sordino.study.file import read_study
     from sordino.study.progress import Live
     from sordino.study.run import train
@@ -132,6 +133,8 @@ def run(
         if ledger:
             raise BadInput("--ledger does not go with a [sweep]: each of its runs has a ledger of its own")
         return _sweep(read, folder, yes, track)
+    if ledger is not None:
+        check_path(ledger.resolve(), readonly=False)
     clients, method = read.federation(), read.chosen_method()
     tracking = tracker(track or read.study.track, folder, read, folder.name)
     with Live(err_console, _state["quiet"]) as live, tracking as tracked:

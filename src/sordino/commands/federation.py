@@ -41,6 +41,8 @@ def certify(
     names, hosts = _words(sites), _words(host)
     if not (names or rotate or revoke):
         raise BadInput("--sites names nobody: --sites north,south")
+    if len(set(names)) != len(names):
+        raise BadInput(f"--sites names a site twice: {', '.join(names)}; every site has one key")
     if public is not None and not (rotate and public.is_file()):
         raise BadInput("--public goes with --rotate NAME and names the file of the new public key")
     if revoke:

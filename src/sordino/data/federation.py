@@ -111,7 +111,7 @@ class Federation:
         named = (public,) if isinstance(public, str) else tuple(public)
         made = self.with_terms(Terms(spec, delta, seed, adjacency, named, order, dict(options)))
         warn_of(made.names, made.budgets or ())
-        return made
+        return warn_of_deltas(made)
 
     def with_terms(self, terms: Terms) -> Federation:
         """``with_budgets``, its arguments put together."""
@@ -182,6 +182,16 @@ def warn_of(names: Sequence[str], budgets: Sequence[Budget]) -> None:
             f"budgets.epsilon above {LARGE:g} promises next to nothing: {told}; promises that mean something are about "
             "0.1 to 10"
         )
+
+
+def warn_of_deltas(clients: Federation) -> Federation:
+    """Say whose δ is so large that a record may be given away whole; returns the same clients."""
+    pairs = zip(clients.names, clients.sizes.tolist(), clients.budgets or ())
+    found = [f"{name} ({b.delta:g}, {n} records)" for name, n, b in pairs if b.delta * n > 1 and not b.is_public]
+    if found:
+        told = ", ".join(found[:5]) + (f" and {len(found) - 5} more" if len(found) > 5 else "")
+        _say_once(f"budgets.delta above 1/records allows to give a record away whole: {told}; choose it well below")
+    return clients
 
 
 @lru_cache(maxsize=1024)

@@ -79,6 +79,12 @@ def _check_data(study: Study) -> None:
             raise BadInput(f"data.{needed} is missing: data.partition = {kind!r} needs it")
     if d.records is not None and d.name != "least-squares" and d.records > source.records:
         raise BadInput(f"data.records = {d.records}: {d.name} has {source.records} records to choose from")
+    there = d.records or d.options.get("records") or source.records
+    if isinstance(there, int) and d.clients * d.minimum > there:
+        raise BadInput(
+            f"data.clients = {d.clients} with at least data.minimum = {d.minimum} records each: there are "
+            f"{there}, so use fewer clients or a smaller minimum"
+        )
 
 
 def _check_methods(study: Study, names: Sequence[str] | None) -> None:

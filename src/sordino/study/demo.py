@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from sordino.errors import BadInput
 from sordino.study.compare import compare, comparison_table, plain_results
 from sordino.study.file import Study, make_study
 from sordino.study.progress import Live
@@ -36,8 +37,11 @@ def demonstrate(out: Path, console: Console, quiet: bool = False) -> None:
     study = demo_study()
     if (out / "demo").exists():
         shutil.rmtree(out)
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "demo").touch()
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "demo").touch()
+    except OSError as error:
+        raise BadInput(f"--out {out} cannot be made a folder ({error.strerror}): name another one") from None
     clients = study.federation()
     console.print("[bold]The plan[/bold]: what every client will spend, before any record is touched\n")
     console.print(plan(clients, method="dp-fedavg", **study.arguments()))

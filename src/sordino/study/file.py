@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from sordino import data, methods
 from sordino.data import Dataset, Federation
-from sordino.data.federation import Terms
+from sordino.data.federation import Terms, warn_of_deltas
 from sordino.errors import BadInput
 from sordino.methods import Method
 from sordino.study.checks import check_study, expected_clients
@@ -213,7 +213,7 @@ class Study(Section):
                 **given,
             )
         terms = self.terms()
-        return clients if terms is None else clients.with_terms(terms)
+        return clients if terms is None else warn_of_deltas(clients.with_terms(terms))
 
     def terms(self) -> Terms | None:
         """What ``[budgets]`` says; None where it says nothing and nothing is promised."""
