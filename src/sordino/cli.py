@@ -15,6 +15,7 @@ from rich.table import Table
 
 from sordino._version import __version__
 from sordino.commands import federation, reproduce
+from sordino.commands.ending import end_in_order
 from sordino.errors import BadInput, BudgetRefused, SordinoError
 
 app = typer.Typer(
@@ -122,6 +123,7 @@ def run(
 
     A study with a \\[sweep] is trained once for every combination; call it again to go on.
     """
+    from sordino.privacy.ledger_schema import check_path
     from sordino.study.file import read_study
     from sordino.study.progress import Live
     from sordino.study.run import train
@@ -135,6 +137,8 @@ def run(
         if ledger:
             raise BadInput("--ledger does not go with a [sweep]: each of its runs has a ledger of its own")
         return _sweep(read, folder, yes, track)
+    if ledger is not None:
+        check_path(ledger.resolve(), readonly=False)
     clients, method = read.federation(), read.chosen_method()
     tracking = tracker(track or read.study.track, folder, read, folder.name)
     with Live(err_console, _state["quiet"]) as live, tracking as tracked:
@@ -344,10 +348,16 @@ def ledger_show(
 
 @ledger_app.command("verify")
 def ledger_verify(path: Annotated[Path, typer.Argument(help="The ledger.", show_default=False)]) -> None:
-    """Check the ledger against its own chain of hashes."""
+    """Check every byte of the ledger, also while a site has it open."""
     with _ledger(path) as book:
-        book.verify()
+        sealed = book.verify()
     out_console.print(f"{path} is sound", highlight=False)
+    if not sealed:
+        out_console.print(
+            "It has no seal: a process is writing to it, or was killed while it did. Entries and stored releases were "
+            "checked; bytes that none of them uses are covered again once it was opened and closed.",
+            highlight=False,
+        )
 
 
 @ledger_app.command("export")
@@ -386,6 +396,7 @@ federation.register(app)
 def main() -> None:
     """Run a command; turn errors into one line and an exit code: 1 internal, 2 bad input, 3 budget, 130 interrupted."""
     try:
+        end_in_order()
         code = app(standalone_mode=False) or 0
         if code == 130:  # typer turns Ctrl-C into this code without a word
             raise KeyboardInterrupt

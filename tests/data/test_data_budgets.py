@@ -150,16 +150,19 @@ def test_a_csv_column_is_matched_by_order_or_by_name(tmp_path):
     three = load("digits").partition("iid", clients=3)
     file = tmp_path / "budgets.csv"
     file.write_text("site,epsilon\nclient-02,inf\nclient-00,0.5\nclient-01,2\n", encoding="utf-8")
-    by_order = three.with_budgets({"csv": str(file), "column": "epsilon"})
     by_name = three.with_budgets({"csv": str(file), "column": "epsilon", "client": "site"})
-    assert [budget.epsilon for budget in by_order.budgets] == [math.inf, 0.5, 2.0]
+    found = three.with_budgets({"csv": str(file), "column": "epsilon"})  # a column that holds names is read by name
     assert [budget.epsilon for budget in by_name.budgets] == [0.5, 2.0, math.inf]
+    assert found.budgets == by_name.budgets
+    file.write_text("site,epsilon\nA,inf\nB,0.5\nC,2\n", encoding="utf-8")  # a dealt data set's clients have no names
+    by_order = three.with_budgets({"csv": str(file), "column": "epsilon"})
+    assert [budget.epsilon for budget in by_order.budgets] == [math.inf, 0.5, 2.0]
     with pytest.raises(BadInput, match="no column 'eps': it has site, epsilon"):
         three.with_budgets({"csv": str(file), "column": "eps"})
     file.write_text("site,epsilon\nclient-02,1\nclient-00,many\nclient-01,2\n", encoding="utf-8")
     with pytest.raises(BadInput, match="row 2, column epsilon is 'many'"):
         three.with_budgets({"csv": str(file), "column": "epsilon"})
-    with pytest.raises(BadInput, match="2 clients: give one row each"):
+    with pytest.raises(BadInput, match="a row for 'client-02', which is no client"):
         load("digits").partition("iid", clients=2).with_budgets({"csv": str(file), "column": "epsilon"})
     with pytest.raises(BadInput, match="no row for client 'client-03'"):
         load("digits").partition("iid", clients=4).with_budgets(
@@ -192,7 +195,8 @@ def test_the_description_is_json_with_infinity_as_null(twenty):
         ({"mixture": [[1.0, 1.0]]}, {}, "weight, mean, variance"),
         ({"mixture": [[1.0, 1.0, -0.1]]}, {}, "≥ 0"),
         ({"mixture": [[1.0, -100.0, 0.1]]}, {}, "hardly ever"),
-        ({"gauss": 1}, {}, "keys"),
+        ({"gauss": 1}, {}, "names 'gauss', which is no client"),
+        ({"csv": "b.csv"}, {}, "keys"),
         (1.0, {"delta": 0.0}, "delta is 0.0"),
         (1.0, {"delta": [1e-5]}, "1 values for 20 clients"),
         (1.0, {"adjacency": "neighbour"}, "adjacency 'neighbour' is unknown"),

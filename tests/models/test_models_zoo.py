@@ -103,7 +103,13 @@ def test_a_module_is_taken_as_it_is():
 @pytest.mark.parametrize(
     ("spec", "shape", "classes", "options", "message"),
     [
-        ("resnet", (3, 32, 32), 10, {}, "unknown model 'resnet'; known: linear, logistic"),
+        (
+            "resnet",
+            (3, 32, 32),
+            10,
+            {},
+            r"unknown model 'resnet' .*did you mean 'resnet18-gn'\? known: linear, logistic",
+        ),
         ("no_such_module:factory", (3,), 2, {}, "cannot import"),
         ("test_models_zoo:no_such", (3,), 2, {}, "no function 'no_such'"),
         ("test_models_zoo:not_a_model", (3,), 2, {}, "must return a torch.nn.Module"),

@@ -14,7 +14,7 @@ import pytest
 from ledger_cases import REQUEST, charge, ended_well, forked, small_ledger
 
 from sordino.errors import BadInput, LedgerDamaged, SordinoError
-from sordino.privacy.chain import anchor_path
+from sordino.privacy.chain import anchor_path, read_anchor, write_anchor
 from sordino.privacy.ledger import Ledger
 
 
@@ -36,10 +36,17 @@ def path(sealed_ledger: Path, tmp_path: Path) -> Path:
 
 
 def crashed(path: Path) -> None:
-    """Leave the ledger as a crash does: without the seal that an orderly close puts on it."""
+    """Leave the ledger as a kill in the middle of a commit does: the seal was off, and the anchor had not followed."""
     ledger = Ledger(path)
     ledger.charge([charge("last")])
     ledger._file.close(orderly=False)
+    unseal(path)
+
+
+def unseal(path: Path) -> None:
+    anchor = read_anchor(path)
+    assert anchor is not None
+    write_anchor(path, anchor._replace(seal=None))
 
 
 def flip(path: Path, position: int) -> None:
@@ -300,15 +307,21 @@ def test_a_limit_on_file_size_refuses_the_charge_and_loses_nothing(path: Path) -
 def test_when_the_anchor_cannot_be_written_the_charge_stands_and_the_caller_hears_of_it(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    crashed(path)
     ledger = Ledger(path)
     spent = sum(event.count for event in ledger.spent("hospital 3"))
+    replace, calls = os.replace, []
 
     def full(source: str, target: str) -> None:
-        raise OSError(28, "No space left on device")
+        calls.append(source)
+        if len(calls) in (1, 3):
+            raise OSError(28, "No space left on device")
+        replace(source, target)
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", full)
+        with pytest.raises(SordinoError, match=r"No space left.*nothing was recorded"):  # the seal does not come off
+            ledger.charge([charge("unlucky")])
+        assert sum(event.count for event in ledger.spent("hospital 3")) == spent
         with pytest.raises(SordinoError, match=r"No space left.*is recorded"):
             ledger.charge([charge("unlucky")])
     assert sum(event.count for event in ledger.spent("hospital 3")) == spent + 10

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import signal
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -42,6 +41,8 @@ def certify(
     names, hosts = _words(sites), _words(host)
     if not (names or rotate or revoke):
         raise BadInput("--sites names nobody: --sites north,south")
+    if len(set(names)) != len(names):
+        raise BadInput(f"--sites names a site twice: {', '.join(names)}; every site has one key")
     if public is not None and not (rotate and public.is_file()):
         raise BadInput("--public goes with --rotate NAME and names the file of the new public key")
     if revoke:
@@ -82,7 +83,6 @@ def serve(
     from sordino.study.status import line_of
 
     _log_to(err_console)
-    _end_in_order()
     read = read_study(study, set_)
     folder = out or Path("runs") / read.study.name
     if insecure:
@@ -116,7 +116,6 @@ def join(
     from sordino.study.join import join as take_part
 
     _log_to(err_console)
-    _end_in_order()
     if insecure:
         _warn(err_console)
     try:
@@ -159,15 +158,6 @@ def _warn(console: Any) -> None:
         "[bold red]WARNING[/bold red] --insecure: no TLS, no authentication, no signatures. Anybody on the way can "
         "read and change everything, and anybody can pose as the server or as a site. For a trial on one machine only."
     )
-
-
-def _end_in_order() -> None:
-    """SIGTERM, which service managers send, ends the command like Ctrl-C: with everything it started."""
-
-    def stop(number: int, frame: Any) -> None:
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGTERM, stop)
 
 
 def _log_to(console: Any) -> None:

@@ -12,8 +12,10 @@ The two papers read differently, and their own numbers say how:
 from __future__ import annotations
 
 import csv
+import difflib
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
@@ -47,9 +49,17 @@ DISTRIBUTIONS = tuple(f"dist{k}" for k in range(1, 10))
 
 Spec = str | float | Sequence[float] | Mapping[str, Any]
 
+_WORDS = {"mixture", "uniform", "csv", "column", "client"}
+"""Keys of a table that describes a distribution or a file; numbers under any keys are budgets by name."""
+
 
 def epsilons(
-    spec: Spec, names: Sequence[str], seed: int = 0, **options: float
+    spec: Spec,
+    names: Sequence[str],
+    seed: int = 0,
+    order: Sequence[str] | None = None,
+    sorted_files: bool = False,
+    **options: float,
 ) -> tuple[tuple[float, ...], tuple[int, ...] | None]:
     """One ε per client, and the batch sizes when the specification brings them.
 
@@ -58,13 +68,19 @@ def epsilons(
     spec
         ``"dist1"``…``"dist9"`` (Table 4 of Robust-HDP); ``"dist1-published"``… (its authors' 20 values and batch
         sizes); ``"uniform"`` with ``low=`` and ``high=``; ``{"uniform": [low, high]}``;
-        ``{"mixture": [[weight, mean, variance], …]}``; ``{"csv": path, "column": name}`` with, optionally,
-        ``"client": column`` to match rows to clients by name rather than by order; a list; or one number for all.
+        ``{"mixture": [[weight, mean, variance], …]}``; ``{"north": 3.0, "south": 1.0}``, by name;
+        ``{"csv": path, "column": name}``, by name where a column of it holds the clients' names (``"client": column``
+        says which); a list, in the order of ``order`` or of the clients; or one number for all.
     names
         The clients' names, in order.
     seed
         Governs the draws. Draws ε ≤ 0 are discarded and drawn again.
+    order
+        The clients' names in the order that a list of budgets follows.
+    sorted_files
+        Whether the clients' order is that of their files' names, which nobody chose: a list then needs ``order``.
     """
+    check_order(order, names)
     if options and spec != "uniform":
         raise BadInput(f"budgets {spec!r} take no {', '.join(options)}: only 'uniform' has low and high")
     if isinstance(spec, str):
@@ -72,13 +88,59 @@ def epsilons(
             return _published(spec, len(names))
         return _named(spec, len(names), seed, options), None
     if isinstance(spec, Mapping):
-        return _described(spec, names, seed), None
+        return _described(spec, names, seed, order, sorted_files), None
     if isinstance(spec, int | float | np.number):
         return (_number(spec, "budgets"),) * len(names), None
     values = [_number(value, f"budgets[{k}]") for k, value in enumerate(spec)]
     if len(values) != len(names):
         raise BadInput(f"budgets list has {len(values)} values for {len(names)} clients: give one each, or one number")
-    return tuple(values), None
+    return tuple(in_order(values, "epsilon", names, order, sorted_files)), None
+
+
+def check_order(order: Sequence[str] | None, names: Sequence[str]) -> None:
+    """Refuse an order that does not name every client once."""
+    if order is None:
+        return
+    for name in order:
+        if name not in names:
+            raise BadInput(f"budgets.order names {name!r}, which is no client: clients are {', '.join(names)}")
+        if list(order).count(name) > 1:
+            raise BadInput(f"budgets.order names {name!r} twice: name every client once")
+    for name in names:
+        if name not in order:
+            raise BadInput(f"budgets.order leaves out client {name!r}: name every client once")
+
+
+def in_order(
+    values: Sequence[float], key: str, names: Sequence[str], order: Sequence[str] | None, sorted_files: bool
+) -> list[float]:
+    """One value per client from a list, which follows ``order``, else the clients' own order if somebody chose it."""
+    if order is None and sorted_files and len(names) > 1:
+        told = ", ".join(f"{_toml(name)} = {value:g}" for name, value in zip(names, values))
+        raise BadInput(
+            f"budgets.{key} is a list, but these clients are files, whose order follows from their names: say whose it "
+            f"is, budgets.{key} = {{{told}}}, or in which order they come, budgets.order = {json.dumps(list(names))}"
+        )
+    found = dict(zip(names if order is None else order, values))
+    return [found[name] for name in names]
+
+
+def by_name(values: Mapping[str, Any], key: str, names: Sequence[str]) -> list[float]:
+    """One value per client from a table of names; a name too many or too few is refused."""
+    for name in values:
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=1)
+            told = f"did you mean {near[0]!r}?" if near else f"clients are {', '.join(names[:8])}"
+            raise BadInput(f"budgets.{key} names {name!r}, which is no client: {told}")
+    for name in names:
+        if name not in values:
+            raise BadInput(f"budgets.{key} has no value for client {name!r}: add {_toml(name)} = …")
+    return [_number(values[name], f"budgets.{key}.{name}") for name in names]
+
+
+def _toml(name: str) -> str:
+    """A name as a TOML key."""
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else f'"{name}"'
 
 
 def _named(spec: str, count: int, seed: int, options: Mapping[str, float]) -> tuple[float, ...]:
@@ -99,9 +161,21 @@ def _named(spec: str, count: int, seed: int, options: Mapping[str, float]) -> tu
     )
 
 
-def _described(spec: Mapping[str, Any], names: Sequence[str], seed: int) -> tuple[float, ...]:
-    """Draws of a distribution given by its parameters, or values from a file."""
+def is_by_name(spec: Any) -> bool:
+    """Whether a table holds budgets by the clients' names: it does, unless it describes a distribution or a file."""
+    if not isinstance(spec, Mapping):
+        return False
+    numbers = all(isinstance(value, int | float | np.number) for value in spec.values())
+    return numbers or not set(spec) & _WORDS
+
+
+def _described(
+    spec: Mapping[str, Any], names: Sequence[str], seed: int, order: Sequence[str] | None, sorted_files: bool
+) -> tuple[float, ...]:
+    """Budgets by name, draws of a distribution given by its parameters, or values from a file."""
     keys = set(spec)
+    if is_by_name(spec):
+        return tuple(by_name(spec, "epsilon", names))
     if keys == {"mixture"}:
         return _mixture(_checked_mixture(spec["mixture"]), len(names), seed)
     if keys == {"uniform"}:
@@ -111,10 +185,10 @@ def _described(spec: Mapping[str, Any], names: Sequence[str], seed: int) -> tupl
             raise BadInput(f"budgets.uniform is {spec['uniform']!r}: give [low, high]") from None
         return _uniform(low, high, len(names), seed)
     if {"csv", "column"} <= keys <= {"csv", "column", "client"}:
-        return _from_csv(Path(spec["csv"]), spec["column"], spec.get("client"), names)
+        return _from_csv(Path(spec["csv"]), spec["column"], spec.get("client"), names, order, sorted_files)
     raise BadInput(
         f"budgets table has keys {sorted(keys)}: use {{mixture = [[weight, mean, variance], …]}}, "
-        "{uniform = [low, high]} or {csv = path, column = name}"
+        "{uniform = [low, high]}, {csv = path, column = name}, or the clients' names with a number each"
     )
 
 
@@ -185,8 +259,15 @@ def _published(spec: str, count: int) -> tuple[tuple[float, ...], tuple[int, ...
     return tuple(map(float, values)), tuple(map(int, content["batch_sizes"]))
 
 
-def _from_csv(path: Path, column: str, client: str | None, names: Sequence[str]) -> tuple[float, ...]:
-    """One column of a CSV file: matched to clients by name where a client column is given, else by order."""
+def _from_csv(
+    path: Path,
+    column: str,
+    client: str | None,
+    names: Sequence[str],
+    order: Sequence[str] | None = None,
+    sorted_files: bool = False,
+) -> tuple[float, ...]:
+    """One column of a CSV file: matched to clients by name where a column holds their names, else by order."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             rows = list(csv.DictReader(file))
@@ -198,16 +279,34 @@ def _from_csv(path: Path, column: str, client: str | None, names: Sequence[str])
                 f"budgets file {path} has no column {wanted!r}: it has {', '.join(rows[0]) if rows else 'no rows'}"
             )
     if client is None:
+        client = _names_in(rows, column, names)
+    if client is None:
         if len(rows) != len(names):
             raise BadInput(f"budgets file {path} has {len(rows)} rows for {len(names)} clients: give one row each")
-        return tuple(_number(row[column], f"{path} row {k}, column {column}") for k, row in enumerate(rows, 1))
+        if sorted_files and order is None and len(names) > 1:
+            raise BadInput(
+                f"budgets file {path} has no column with the names of the clients ({', '.join(names[:8])}): add one, "
+                "and name it in budgets.client; or say whose row is whose with budgets.order"
+            )
+        values = [_number(row[column], f"{path} row {k}, column {column}") for k, row in enumerate(rows, 1)]
+        return tuple(in_order(values, "csv", names, order, sorted_files))
     found = {row[client]: (k, row[column]) for k, row in enumerate(rows, 1)}
     if len(found) != len(rows):
         raise BadInput(f"budgets file {path} names a client twice in column {client!r}: give each client one row")
     absent = [name for name in names if name not in found]
     if absent:
         raise BadInput(f"budgets file {path} has no row for client {absent[0]!r}: add one")
+    strange = [name for name in found if name not in names]
+    if strange:
+        raise BadInput(f"budgets file {path} has a row for {strange[0]!r}, which is no client: take it out")
     return tuple(_number(found[name][1], f"{path} row {found[name][0]}, column {column}") for name in names)
+
+
+def _names_in(rows: Sequence[Mapping[str, str]], column: str, names: Sequence[str]) -> str | None:
+    """The column that says whose row it is: one with a client's name in it, or one that is called client."""
+    others = [key for key in rows[0] if key not in (None, column)] if rows else []
+    named = [key for key in others if any(row[key] in names for row in rows)]
+    return next(iter(named), None)
 
 
 def _number(value: Any, where: str) -> float:

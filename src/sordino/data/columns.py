@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import codecs
 import csv
+import gzip
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,13 +42,13 @@ class Table:
 def read_table(path: Path, wanted: Sequence[str], delimiter: str = ",") -> Table:
     """The wanted columns of a CSV file (all as text) or of a Parquet file (with the types they have)."""
     try:
-        if path.suffix == ".parquet":
+        if path.suffix.lower() == ".parquet":
             present = pyarrow.parquet.read_schema(path).names
             _check_present(path, wanted, present)
             table = pyarrow.parquet.read_table(path, columns=list(wanted))
             return Table(path.name, {name: _joined(table[name]) for name in wanted}, table.num_rows)
         return read_csv(path, wanted, delimiter)
-    except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
+    except (OSError, EOFError, zlib.error, pa.ArrowException, UnicodeDecodeError) as error:
         raise BadInput(f"{path} cannot be read as {path.suffix[1:]}: {str(error).splitlines()[0]}") from None
 
 
@@ -79,8 +81,11 @@ def read_csv(path: Path, wanted: Sequence[str], delimiter: str, names: Sequence[
 
 
 def _lines(path: Path) -> list[bytes]:
-    """The lines of a file, however long or odd; a newline at the end of the file ends the last of them."""
-    lines = path.read_bytes().removeprefix(codecs.BOM_UTF8).split(b"\n")
+    """The lines of a file, however long or odd, gzipped or not; a newline at its end ends the last of them."""
+    content = path.read_bytes()
+    if path.suffix.lower() == ".gz":
+        content = gzip.decompress(content)
+    lines = content.removeprefix(codecs.BOM_UTF8).split(b"\n")
     return lines if lines[-1] else lines[:-1]
 
 

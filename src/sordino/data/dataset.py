@@ -40,6 +40,8 @@ class Dataset:
         The set's own test records, or None.
     owners, names
         For data that comes with clients: the client of every record and the clients' names.
+    sorted_files
+        Whether those clients are files in the order of their names.
     """
 
     name: str
@@ -53,6 +55,7 @@ class Dataset:
     owners: Index | None = None
     names: tuple[str, ...] | None = None
     source: dict[str, Any] = field(default_factory=dict)
+    sorted_files: bool = False
 
     def __len__(self) -> int:
         return len(self.x)
@@ -98,7 +101,7 @@ class Dataset:
         minimum
             The fewest records, training and test together, that a client may have.
         """
-        _check_options(kind, options)
+        check_options(kind, options)
         pool, held = self._without_central(central, seed)
         parts, names, noted = self._dealt(kind, clients, seed, minimum, pool, options)
         shortest = min(range(len(parts)), key=lambda k: len(parts[k]))
@@ -123,6 +126,7 @@ class Dataset:
             task=self.task,
             classes=self.classes,
             description={"source": plain(self.source | {"name": self.name}), "partition": plain(made)},
+            sorted_files=self.sorted_files and kind == "natural",
         )
 
     def _without_central(self, share: float, seed: int) -> tuple[Index, tuple[Features, Targets] | None]:
@@ -182,7 +186,7 @@ class Dataset:
         return np.split(order, np.cumsum(np.bincount(owner, minlength=len(self.names)))[:-1]), list(self.names)
 
 
-def _check_options(kind: str, options: Mapping[str, Any]) -> None:
+def check_options(kind: str, options: Mapping[str, Any]) -> None:
     """Refuse an unknown partition, and an option that it does not know."""
     if kind not in OPTIONS:
         raise BadInput(f"partition {kind!r} is unknown: use one of {', '.join(OPTIONS)}")

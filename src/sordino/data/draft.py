@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import zipfile
 from pathlib import Path
@@ -12,7 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet
 
 from sordino.data.columns import Table, csv_header, numbers, read_table, words
-from sordino.data.own import client_files
+from sordino.data.own import client_files, kind_of
 from sordino.data.schema import MISSING
 from sordino.errors import BadInput
 
@@ -42,7 +43,7 @@ def draft_schema(path: str | Path) -> str:
     """
     file = client_files(Path(path))[0]
     lines = [_HEADER.format(file=file.name)]
-    lines += _for_arrays(file) if file.suffix == ".npz" else _for_table(file)
+    lines += _for_arrays(file) if kind_of(file) == "npz" else _for_table(file)
     return "\n".join(lines) + "\n"
 
 
@@ -65,7 +66,7 @@ def _for_arrays(file: Path) -> list[str]:
 def _for_table(file: Path) -> list[str]:
     """The schema of a CSV or Parquet file."""
     delimiter = _delimiter(file)
-    names = csv_header(file, delimiter) if file.suffix == ".csv" else pyarrow.parquet.read_schema(file).names
+    names = csv_header(file, delimiter) if kind_of(file) != "parquet" else pyarrow.parquet.read_schema(file).names
     table = read_table(file, names, delimiter)
     target = next((name for wanted in TARGETS for name in names if name.lower() == wanted), names[-1])
     lines = [f"target = {_text(target)}  # a guess: is this what the model should predict?", *_target(table, target)]
@@ -116,9 +117,10 @@ def _distinct(table: Table, name: str) -> list[str]:
 
 def _delimiter(file: Path) -> str:
     """The character that the header of a CSV file has most of."""
-    if file.suffix != ".csv":
+    if kind_of(file) == "parquet":
         return ","
-    with file.open(encoding="utf-8-sig") as opened:
+    opener = gzip.open if kind_of(file) == "csv.gz" else open
+    with opener(file, "rt", encoding="utf-8-sig") as opened:
         first = opened.readline()
     return max(",;\t|", key=first.count)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from typing import Any
 
@@ -10,8 +11,13 @@ import numpy.typing as npt
 
 from sordino.data.columns import EMPTY, Table, absent_words, numbers, positions, word
 from sordino.data.federation import Features, Targets
-from sordino.data.schema import Schema
+from sordino.data.schema import Interval, Schema
 from sordino.errors import BadInput
+
+log = logging.getLogger("sordino.data")
+
+MOST = 0.5
+"""A range, or a list of values, that more than this share of a column lies outside of is worth a warning."""
 
 _OR_NULL = "or keep such records as null rows with data.invalid = 'null'"
 
@@ -75,10 +81,12 @@ def encode_table(table: Table, schema: Schema, invalid: str = "refuse") -> Array
             faults.note(absent, f"column {name!r}", "is missing and the schema has no fill for it")
         faults.note(wrong, f"column {name!r}", "is not a number", table.columns[name])
         usable = np.where(np.isfinite(values), values, interval.low)
+        tell_clipped(table.where, name, interval, values)
         x[:, k] = interval.scaled(usable, schema.scale)
     at = len(schema.numeric)
     for name, declared in schema.categorical.items():
         place = positions(table.columns[name], declared)
+        _tell_other(table, schema, name, place < 0)
         place[place < 0] = len(declared)
         if name in schema.fill:
             place[absent_words(table.columns[name], schema.missing)] = declared.index(word(schema.fill[name]))
@@ -109,7 +117,31 @@ def _targets(table: Table, schema: Schema, faults: Faults) -> Targets:
     values, absent, wrong = numbers(column, schema.missing)
     faults.note(absent | wrong, place, "is not a number", column)
     usable = np.where(np.isfinite(values), values, 0.0)
+    if schema.interval is not None:
+        tell_clipped(table.where, schema.target, schema.interval, values, "range")
     return _scaled_target(usable, schema)
+
+
+def tell_clipped(where: str, column: str, interval: Interval, values: npt.NDArray[Any], key: str = "") -> None:
+    """Log a declared range that clips most of a column: nothing of it is left to learn from. Said on this machine."""
+    there = np.asarray(values)[np.isfinite(values)]
+    outside = float(np.mean((there < interval.low) | (there > interval.high))) if there.size else 0.0
+    if outside > MOST:
+        log.warning(
+            "%s, column %r: data.schema.%s = [%g, %g] clips %.0f %% of the values: check the range and its unit",
+            where, column, key or f"numeric.{column}", interval.low, interval.high, 100 * outside,
+        )  # fmt: skip
+
+
+def _tell_other(table: Table, schema: Schema, column: str, other: npt.NDArray[np.bool_]) -> None:
+    """Log declared values that most cells of a column are none of."""
+    there = ~absent_words(table.columns[column], schema.missing)
+    share = float(np.mean(other[there])) if there.any() else 0.0
+    if share > MOST:
+        log.warning(
+            "%s, column %r: %.0f %% of the values are none of data.schema.categorical.%s = %s: check their spelling",
+            table.where, column, 100 * share, column, list(schema.categorical[column]),
+        )  # fmt: skip
 
 
 def _scaled_target(values: npt.NDArray[np.floating], schema: Schema) -> npt.NDArray[np.float32]:
@@ -133,6 +165,7 @@ def encode_arrays(where: str, x: Any, y: Any, schema: Schema, invalid: str = "re
     finite = np.isfinite(features).all(axis=tuple(range(1, features.ndim)))
     faults.note(np.asarray(~finite), "array x", "has an entry that is not a finite number")
     if schema.values is not None:
+        tell_clipped(where, "x", schema.values, features, "values")
         usable = np.nan_to_num(features, nan=0.0, posinf=0.0, neginf=0.0)
         features = schema.values.scaled(usable, schema.scale).astype(np.float32)
     targets = _array_targets(labels, schema, faults)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import tomllib
 import zipfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,16 @@ from sordino.data.federation import Federation, client_names
 from sordino.data.schema import Schema, array_schema, parse_schema
 from sordino.errors import BadInput
 
-SUFFIXES = (".csv", ".parquet", ".npz")
+SUFFIXES = (".csv", ".csv.gz", ".parquet", ".npz")
+"""How the names of clients' files end, in small or capital letters."""
+
+_TABLES = (
+    ".arrow", ".bz2", ".dat", ".dta", ".feather", ".gz", ".json", ".jsonl", ".npy", ".orc", ".parq", ".pq", ".sas7bdat",
+    ".sav", ".tsv", ".xls", ".xlsx", ".xz", ".zip", ".zst",
+)  # fmt: skip
+"""Endings of files that may hold a client's records, and that sordino does not read."""
+
+log = logging.getLogger("sordino.data")
 
 
 def from_folder(
@@ -96,28 +107,62 @@ def _arrays_of(dataset: Any, position: int) -> tuple[Any, Any]:
 def load_folder(path: Path, schema: Mapping[str, Any] | None = None, invalid: str = "refuse") -> Dataset:
     """All records of a folder with a file per client, and who owns which."""
     check_invalid(invalid)
-    files = client_files(path)
+    files = client_files(path, tell=True)
     raw = schema if schema is not None else schema_beside(path)
     parsed = parse_schema(raw)
     encoded = [_read_client(file, parsed, invalid) for file in files]
     name = path.resolve().name if path.is_dir() else path.stem
-    return _together(name, [file.stem for file in files], encoded, parsed, {"schema": dict(raw), "invalid": invalid})
+    made = {"schema": dict(raw), "invalid": invalid}
+    return replace(_together(name, [stem_of(file) for file in files], encoded, parsed, made), sorted_files=True)
 
 
-def client_files(path: Path) -> list[Path]:
-    """The clients' files in a folder, sorted by name; a single file is one client."""
-    if path.is_file() and path.suffix in SUFFIXES:
+def kind_of(file: Path) -> str | None:
+    """How a client's file is read: csv, csv.gz, parquet or npz; None for any other file."""
+    found = [suffix[1:] for suffix in SUFFIXES if file.name.lower().endswith(suffix) and file.name.lower() != suffix]
+    return found[0] if found else None
+
+
+def stem_of(file: Path) -> str:
+    """The client's name: the file's, without its ending."""
+    return file.name[: -len(kind_of(file) or "") - 1]
+
+
+def client_files(path: Path, tell: bool = False) -> list[Path]:
+    """The clients' files in a folder, sorted by name; a single file is one client. ``tell``: list what is ignored.
+
+    A file that may hold a client's records in a form that is not read is refused: a hospital would be left out.
+    """
+    if path.is_file() and kind_of(path):
         return [path]
     if not path.is_dir():
         raise BadInput(f"{path} is neither a folder nor a CSV, Parquet or NPZ file: check data.folder")
-    files = sorted(file for file in path.iterdir() if file.suffix in SUFFIXES and not file.name.startswith("."))
+    seen = sorted(file for file in path.iterdir() if not file.name.startswith("."))
+    files = [file for file in seen if kind_of(file)]
     if not files:
         raise BadInput(f"{path} has no CSV, Parquet or NPZ file: put one per client there")
-    stems = [file.stem for file in files]
+    stems = [stem_of(file) for file in files]
     for stem in stems:
         if stems.count(stem) > 1:
             raise BadInput(f"{path} has two files for client {stem!r}: keep one")
+    _check_ignored(path, [file for file in seen if file not in files and file.name != "schema.toml"], tell)
     return files
+
+
+def _check_ignored(path: Path, others: Sequence[Path], tell: bool) -> None:
+    """Refuse files that look like a client's records, and list what else is not read."""
+    for file in others:
+        if file.suffix.lower() in _TABLES:
+            raise BadInput(
+                f"{file} is none of {', '.join(SUFFIXES)} and would be ignored: save it as one of them, or move it out "
+                f"of {path}"
+            )
+    if others and tell:
+        log.warning("%s: ignored %s (clients are %s files)", path, _listed(others), ", ".join(SUFFIXES))
+
+
+def _listed(files: Sequence[Path], most: int = 10) -> str:
+    names = [file.name + ("/" if file.is_dir() else "") for file in files[:most]]
+    return ", ".join(names) + (f" and {len(files) - most} more" if len(files) > most else "")
 
 
 def schema_beside(path: Path) -> Mapping[str, Any]:
@@ -137,7 +182,7 @@ def schema_beside(path: Path) -> Mapping[str, Any]:
 
 def _read_client(file: Path, schema: Schema, invalid: str) -> Arrays:
     """One client's records."""
-    if file.suffix != ".npz":
+    if kind_of(file) != "npz":
         return encode_table(read_table(file, schema.columns, schema.delimiter), schema, invalid)
     try:
         with np.load(file, allow_pickle=False) as content:

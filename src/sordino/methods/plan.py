@@ -80,6 +80,11 @@ class Plan:
     schedule: Schedule
     clients: tuple[ClientPlan, ...]
 
+    @property
+    def private(self) -> bool:
+        """Whether anybody is promised anything: the method adds noise, and somebody's ε is finite."""
+        return self.method.private and not all(client.budget.is_public for client in self.clients)
+
     def variances(self, clip: float | None = None) -> NDArray[np.float64]:
         """Declared variance of one coordinate of each client's update: σ_i² = K_i (η C z_i S / b_i)².
 

@@ -115,6 +115,11 @@ class Training:
             raise BadInput("training.batch and training.rate say the same thing twice: keep one of them")
         if self.steps is not None and self.epochs is not None:
             raise BadInput("training.steps and training.epochs say the same thing twice: keep one of them")
+        for key, most in (("batch", math.inf), ("rate", 1.0)):
+            for value in np.atleast_1d(np.asarray(getattr(self, key) if getattr(self, key) is not None else [])):
+                if not 0 < value <= most:
+                    told = "rates lie in (0, 1]" if key == "rate" else "batch sizes are positive"
+                    raise BadInput(f"training.{key} is {getattr(self, key)!r}: {told}")
         Scheme.parse(self.sampling)
 
     def pace(self, number: int, rounds: int) -> float:

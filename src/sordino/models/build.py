@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import inspect
 from collections.abc import Callable
@@ -72,6 +73,11 @@ def build(
     return model
 
 
+def check_spec(spec: str, options: dict[str, Any]) -> None:
+    """Refuse a name that ``build`` does not know, or options that the model does not have, before anything is built."""
+    _refuse_unknown_options(spec, _factory(spec), options)
+
+
 def _checked_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
     sizes = tuple(int(size) for size in shape)
     if not sizes or min(sizes) < 1:
@@ -83,7 +89,11 @@ def _factory(spec: str) -> Factory:
     if spec in _ZOO:
         return _ZOO[spec]
     if ":" not in spec:
-        raise BadInput(f"unknown model '{spec}'; known: {', '.join(_ZOO)}, or your own as 'module:factory'")
+        near = difflib.get_close_matches(spec, _ZOO, n=1)
+        hint = f"did you mean '{near[0]}'? " if near else ""
+        raise BadInput(
+            f"unknown model '{spec}' (model.name): {hint}known: {', '.join(_ZOO)}, or your own as 'module:factory'"
+        )
     module_name, _, attribute = spec.partition(":")
     try:
         module = importlib.import_module(module_name)

@@ -40,8 +40,8 @@ class Entry(NamedTuple):
 class Anchor(NamedTuple):
     """What the file beside the ledger says: whose it is, how many entries, the last hash.
 
-    ``seal`` is the SHA-256 of the whole ledger file, present after an orderly close: it covers bytes that no entry
-    uses. It is absent while the ledger is open and after a crash.
+    ``seal`` is the SHA-256 of the whole ledger file: it covers bytes that no entry uses. It follows every commit at a
+    site and every end of a process but a kill; it is absent while a transaction is written, and after a kill in it.
     """
 
     ledger: str
@@ -78,6 +78,11 @@ def _checksum(fields: dict[str, object]) -> str:
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
 
+def _text(fields: dict[str, object], check: object) -> bytes:
+    """The one way an anchor is written: a byte that means nothing cannot be changed either."""
+    return (json.dumps({**fields, "check": check}) + "\n").encode("ascii")
+
+
 def write_anchor(ledger: Path, anchor: Anchor, durable: bool = True) -> None:
     """Replace the anchor atomically. Call it with the ledger locked and *after* its commit.
 
@@ -88,7 +93,7 @@ def write_anchor(ledger: Path, anchor: Anchor, durable: bool = True) -> None:
     path = anchor_path(ledger)
     draft = path.with_name(path.name + ".tmp")
     with open(draft, "w", encoding="ascii") as file:
-        file.write(json.dumps({**fields, "check": _checksum(fields)}) + "\n")
+        file.write(_text(fields, _checksum(fields)).decode())
         file.flush()
         if durable:
             os.fsync(file.fileno())
@@ -108,6 +113,6 @@ def read_anchor(ledger: Path) -> Anchor | None:
         anchor = Anchor(**fields)
     except (ValueError, TypeError, AttributeError, KeyError) as error:
         raise LedgerDamaged(f"{path} is not readable as a ledger's anchor: {RESTORE}") from error
-    if check != _checksum(fields):
+    if check != _checksum(fields) or text != _text(fields, check):
         raise LedgerDamaged(f"{path} was changed outside sordino: {RESTORE}")
     return anchor

@@ -65,7 +65,10 @@ class Ledger(Reading):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._file.close(orderly=kind is None or issubclass(kind, BudgetRefused))
+        if kind is None or issubclass(kind, BudgetRefused):
+            self._file.close()
+        else:
+            self._file.close_after(error)
 
     def close(self) -> None:
         """Close the file in order, sealing it."""
@@ -240,9 +243,12 @@ class Ledger(Reading):
             raise BadInput("only the ledger of a simulation can be copied while it is in use: a budget is spent once")
         self._file.copy(Path(path))
 
-    def verify(self) -> None:
-        """Check the whole file anew: pages, triggers, chain, anchor, stored releases. Raises ``LedgerDamaged``."""
-        self._file.verify()
+    def verify(self) -> bool:
+        """Check the whole file anew: pages, triggers, chain, anchor, stored releases. Raises ``LedgerDamaged``.
+
+        Returns whether a seal covered every byte of it; see ``LedgerFile.verify``.
+        """
+        return self._file.verify()
 
 
 def _restated(account: Account, budget: Budget) -> bool:

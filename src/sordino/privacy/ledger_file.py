@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import sqlite3
+import time
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -28,7 +30,12 @@ from sordino.privacy.ledger_schema import (
     version_of,
 )
 
+log = logging.getLogger("sordino.ledger")
+
 SEALED_UP_TO = 256 * 2**20  # bytes; the seal reads the file into memory
+SEALED_ALWAYS = 8 * 2**20  # bytes; up to here every commit seals the file anew (about 10 ms), above where time allows
+SEALING = 0.05  # the share of its time that a large ledger may spend on seals
+LOOKS = 10  # how often, a tenth of a second apart, a check waits for the process that is writing to seal the file
 FIELDS = ", ".join(Entry._fields)
 _INSERT = f"INSERT INTO entries ({FIELDS}, hash) VALUES ({', '.join('?' * (len(Entry._fields) + 1))})"
 
@@ -65,6 +72,8 @@ class LedgerFile:
         self.head = START
         self._process = os.getpid()
         self._closed = False
+        self.sealed = False
+        self._next_seal = 0.0  # when a large file may be sealed again, by time.monotonic
         check_path(self.path, readonly)
         with explained(self.path):
             self.db = connect(self.path, readonly, durable)
@@ -90,7 +99,7 @@ class LedgerFile:
                 raise BadInput(f"{self.path} has an older format ({version}): open it for writing once to update it")
             with self.transaction() as draft:
                 self._step_up(draft)
-        elif not self.readonly and (anchor is None or anchor.entries < self.entries):
+        elif not self.readonly and (anchor is None or anchor.seal is None or anchor.entries < self.entries):
             self._write_anchor()
 
     def _create(self) -> None:
@@ -121,16 +130,24 @@ class LedgerFile:
             self.refresh()
             if self.path.stat().st_size < self._size():  # SQLite reads a page that is cut short as if zeros followed
                 raise LedgerDamaged(f"{self.path} was truncated: {RESTORE}")
-            sealed = anchor is not None and anchor.seal is not None and anchor.entries == self.entries
-            if sealed and anchor is not None and self._seal() != anchor.seal:
-                raise LedgerDamaged(f"bytes of {self.path} were changed outside sordino: {RESTORE}")
-            if not sealed:
+            self.sealed = self._check_seal(anchor)
+            if not self.sealed:
                 check_structure(self.db, version, self.path)
         finally:
             self._roll_back()
         if anchor is None and self.entries > 1:
             anchor = read_anchor(self.path)  # another process may just have created the ledger
         self._check_anchor(anchor)
+
+    def _check_seal(self, anchor: Anchor | None) -> bool:
+        """Whether a seal covers the file as it is now; raises ``LedgerDamaged`` where it does not fit."""
+        if anchor is None or anchor.seal is None or anchor.entries != self.entries:
+            return False
+        if self._seal() == anchor.seal:
+            return True
+        if read_anchor(self.path) != anchor:  # a writer has just taken it off
+            return False
+        raise LedgerDamaged(f"bytes of {self.path} were changed outside sordino: {RESTORE}")
 
     def _check_anchor(self, anchor: Anchor | None) -> None:
         if anchor is None:
@@ -188,28 +205,33 @@ class LedgerFile:
     def transaction(self) -> Iterator[Draft]:
         """Lock the ledger, read what is new, let the block draft entries, and commit them durably.
 
-        Guarantees: an error in the block or in the commit leaves the file as it was. The anchor follows the commit.
+        Guarantees: an error in the block or in the commit leaves the file as it was. The anchor follows the commit, and
+        so does the seal, at a site: a copy of the file as it lies on disk between two charges can be verified whole.
         """
         self._check_usable()
         if self.readonly:
             raise BadInput(f"{self.path} was opened read-only: open it for writing to record anything")
         with explained(self.path):
             self.db.execute("BEGIN IMMEDIATE")
+            broken = False
             try:
                 self.refresh()
-                self._break_seal()
+                broken = self._break_seal()
                 draft = Draft(self.entries)
                 yield draft
                 links = self._chained(draft.entries)
                 self.db.executemany(_INSERT, [(*e, digest) for e, digest in zip(draft.entries, links)])
                 self.db.executemany("INSERT INTO releases (number, payload) VALUES (?, ?)", draft.releases)
                 self.db.execute("COMMIT" if draft.entries else "ROLLBACK")
-            except BaseException:
+            except BaseException as error:
                 self._roll_back()
+                if broken and not isinstance(error, LedgerDamaged):
+                    with suppress(SordinoError, sqlite3.Error):  # it is sealed again when the ledger is closed
+                        self._write_anchor()
                 raise
             for entry, digest in zip(draft.entries, links):
                 self._admit(entry, digest)
-        if draft.entries:
+        if draft.entries or broken:
             self._write_anchor()
 
     def _chained(self, entries: Sequence[Entry]) -> list[str]:
@@ -220,12 +242,16 @@ class LedgerFile:
         return links
 
     def _write_anchor(self, seal: bool = False) -> None:
-        """Note the chain's end beside the file, under the ledger's lock so that the anchor never goes backwards."""
+        """Note the chain's end beside the file, under the ledger's lock so that the anchor never goes backwards.
+
+        The file is sealed there too: with ``seal``, and otherwise where that costs little beside a durable commit.
+        """
         with explained(self.path):
             self.db.execute("BEGIN IMMEDIATE")
             try:
                 self.refresh()
-                anchor = Anchor(self.book.identity, self.entries, self.head, self._seal() if seal else None)
+                digest = self._seal() if seal or self._affordable() else None
+                anchor = Anchor(self.book.identity, self.entries, self.head, digest)
                 write_anchor(self.path, anchor, self.durable)
             except OSError as error:
                 raise BadInput(
@@ -235,18 +261,43 @@ class LedgerFile:
             finally:
                 self._roll_back()
 
-    def _break_seal(self) -> None:
-        """Take the seal off before the file is touched, so that a crash cannot leave a seal that does not fit."""
+    def _affordable(self) -> bool:
+        return self.durable and (self._size() <= SEALED_ALWAYS or time.monotonic() >= self._next_seal)
+
+    def _break_seal(self) -> bool:
+        """Take the seal off before the file is touched, so that a crash cannot leave a seal that does not fit.
+
+        Where looking costs little it must fit: what was changed is not sealed over. Returns whether one was there.
+        """
         anchor = read_anchor(self.path)
-        if anchor is not None and anchor.seal is not None:
+        if anchor is None or anchor.seal is None:
+            return False
+        if self._size() <= SEALED_ALWAYS:
+            self._check_seal(anchor)
+        try:
             write_anchor(self.path, anchor._replace(seal=None), self.durable)
+        except OSError as error:
+            raise BadInput(
+                f"{anchor_path(self.path)} could not be written ({error.strerror}), nothing was recorded: free disk "
+                "space or fix the permissions, then go on"
+            ) from error
+        return True
 
     def _seal(self) -> str | None:
-        """SHA-256 of the file as SQLite sees it; None where it is too large to hold in memory.
+        """SHA-256 of the file as it lies on disk; None where it is too large to hold in memory. For transactions.
 
-        It reads through SQLite: opening and closing the file by hand would drop this process's locks on it.
+        It reads through SQLite: opening and closing the file by hand would drop this process's locks on it. And through
+        a connection of its own, because this object's remembers pages and would not see what became of them.
         """
-        return None if self._size() > SEALED_UP_TO else hashlib.sha256(self.db.serialize()).hexdigest()
+        if self._size() > SEALED_UP_TO:
+            return None
+        start = time.monotonic()
+        with closing(connect(self.path, readonly=True)) as db:
+            db.execute("BEGIN")
+            db.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()  # says what is wrong, where serialize does not
+            digest = hashlib.sha256(db.serialize()).hexdigest()
+        self._next_seal = time.monotonic() + (time.monotonic() - start) / SEALING
+        return digest
 
     def _size(self) -> int:
         pages, size = (self.db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
@@ -256,11 +307,22 @@ class LedgerFile:
         """A consistent copy of the entries at ``path``, and an anchor for it."""
         with closing(sqlite3.connect(path)) as target:
             self.db.backup(target)
-        write_anchor(path, Anchor(self.book.identity, self.entries, self.head), self.durable)
+            seal = None if self._size() > SEALED_UP_TO else hashlib.sha256(target.serialize()).hexdigest()
+        write_anchor(path, Anchor(self.book.identity, self.entries, self.head, seal), self.durable)
 
-    def verify(self) -> None:
-        """Read the whole file anew from disk and check it, stored releases too; raises ``LedgerDamaged``."""
+    def verify(self) -> bool:
+        """Read the whole file anew from disk and check it, stored releases too; raises ``LedgerDamaged``.
+
+        Returns whether a seal covers every byte. Without one (it is off while a process writes, and after a kill in
+        that moment) entries, stored releases and structure were checked, and bytes that none of them uses were not.
+        """
         fresh = LedgerFile(self.path, readonly=True)
+        for _ in range(LOOKS if self.readonly else 0):
+            if fresh.sealed:
+                break
+            fresh.close()
+            time.sleep(0.1)
+            fresh = LedgerFile(self.path, readonly=True)
         try:
             with explained(self.path):
                 rows = fresh.db.execute(
@@ -268,6 +330,7 @@ class LedgerFile:
                 )
                 for count, body, payload in rows:
                     check_payload(self.path, count, body, payload)
+            return fresh.sealed
         finally:
             fresh.close(orderly=False)
 
@@ -283,6 +346,24 @@ class LedgerFile:
         finally:
             self._closed = True
             self.db.close()
+
+    def close_after(self, error: BaseException | None) -> None:
+        """Close the file when something went wrong, or Ctrl-C came; it is sound all the same, and is sealed.
+
+        It is read anew from disk first: this object may have been stopped half-way through reading. What is damaged is
+        not sealed, and nothing that goes wrong here hides ``error``.
+        """
+        if self._closed or self._process != os.getpid():
+            return
+        self.close(orderly=False)
+        if self.readonly or isinstance(error, LedgerDamaged):
+            return
+        try:
+            anchor = read_anchor(self.path)
+            if anchor is None or anchor.seal is None:
+                LedgerFile(self.path, durable=self.durable).close()
+        except SordinoError as trouble:
+            log.warning("%s could not be sealed: %s", self.path, trouble)
 
     def _roll_back(self) -> None:
         if self.db.in_transaction:

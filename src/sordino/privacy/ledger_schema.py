@@ -57,7 +57,8 @@ def explanation(error: sqlite3.Error, path: Path) -> SordinoError:
     """SQLite's error as one that names the cause and the remedy."""
     code = getattr(error, "sqlite_errorcode", None)
     primary = None if code is None else code & 0xFF
-    if primary in _DAMAGE or code == sqlite3.SQLITE_IOERR_SHORT_READ:
+    garbled = code is None and "decode" in str(error)  # text that is no text: Python's word, not SQLite's
+    if primary in _DAMAGE or code == sqlite3.SQLITE_IOERR_SHORT_READ or garbled:
         return LedgerDamaged(f"{path} is damaged or not a ledger ({error}): {RESTORE}")
     if code == sqlite3.SQLITE_READONLY_ROLLBACK:
         return BadInput(f"{path} holds a transaction that a crash cut short: open it for writing once to undo it")
@@ -79,6 +80,8 @@ def explained(path: Path) -> Iterator[None]:
         yield
     except sqlite3.Error as error:
         raise explanation(error, path) from error
+    except UnicodeDecodeError as error:  # so does Python's module when it passes on what SQLite says of garbled tables
+        raise LedgerDamaged(f"{path} is damaged ({error.reason}): {RESTORE}") from error
 
 
 def check_path(path: Path, readonly: bool) -> None:

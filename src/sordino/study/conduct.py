@@ -206,7 +206,7 @@ def result_of(
         "rounds": state.history,
         "final": nothing,
         "privacy": privacy_of(plan, state, spent),
-        "private": plan.method.private,
+        "private": plan.private,
         "simulated": False,
         **({"stopped": early} if early else {}),
         "refused": refused,

@@ -39,9 +39,9 @@ def demonstrate(out: Path, console: Console, quiet: bool = False) -> None:
         shutil.rmtree(out)
     try:
         out.mkdir(parents=True, exist_ok=True)
+        (out / "demo").touch()
     except OSError as error:
         raise BadInput(f"cannot make the folder {out}: {error.strerror}; name another --out") from None
-    (out / "demo").touch()
     clients = study.federation()
     console.print("[bold]The plan[/bold]: what every client will spend, before any record is touched\n")
     console.print(plan(clients, method="dp-fedavg", **study.arguments()))

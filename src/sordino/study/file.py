@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import difflib
+import json
+import re
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
 from pydantic_core import PydanticCustomError
 
 from sordino import data, methods
 from sordino.data import Dataset, Federation
+from sordino.data.federation import Terms, warn_of_deltas
 from sordino.engine.devices import is_device
 from sordino.errors import BadInput
 from sordino.methods import Method
+from sordino.study.checks import check_study, expected_clients
 
 
 class Section(BaseModel):
@@ -30,24 +34,26 @@ def _device(name: str) -> str:
     return name
 
 
-def _name(name: str) -> str:
-    if name in ("", ".", "..") or "/" in name or "\\" in name:
-        raise PydanticCustomError("name", "it names the folder of the runs: use one word without slashes")
-    return name
-
-
-Name = Annotated[str, AfterValidator(_name)]
 Device = Annotated[str, AfterValidator(_device)]
 
 
 class About(Section):
     """``[study]``."""
 
-    name: Name = "study"
-    seed: int = 0
+    name: str = "study"
+    seed: int = Field(default=0, ge=0)
     rounds: int = Field(default=40, gt=0)
     device: Device = "cpu"
     track: Literal["tensorboard", "mlflow"] | None = None
+
+    @field_validator("name")
+    @classmethod
+    def _one_folder(cls, name: str) -> str:
+        if name != name.strip() or not name or name.startswith((".", "~", "-")) or re.search(r"[/\\\x00-\x1f]", name):
+            raise ValueError("it names the folder below runs/, so it is a plain name without / or a leading dot")
+        if len(name.encode()) > 200:
+            raise ValueError("it names the folder below runs/, so it has at most 200 bytes")
+        return name
 
 
 class Data(Section):
@@ -73,17 +79,18 @@ class Data(Section):
 
 
 class Budgets(Section):
-    """``[budgets]``: ε by name, number, list, mixture or file; δ; adjacency."""
+    """``[budgets]``: ε by distribution, by clients' names, as a number, list, mixture or file; δ; adjacency."""
 
     name: str | None = None
-    epsilon: float | list[float] | None = None
+    epsilon: float | list[float] | dict[str, float] | None = None
     mixture: list[list[float]] | None = None
     csv: str | None = None
     column: str | None = None
     client: str | None = None
     low: float | None = None
     high: float | None = None
-    delta: float | list[float] = 1e-5
+    delta: float | list[float] | dict[str, float] = 1e-5
+    order: list[str] | None = None
     adjacency: Literal["zero-out", "add-remove", "replace-one"] = "zero-out"
     public: list[str] = []
     seed: int | None = None
@@ -134,7 +141,15 @@ class Compare(Section):
     """``[compare]``: methods and seeds to run side by side."""
 
     methods: list[str] = []
-    seeds: list[int] = []
+    seeds: list[Annotated[int, Field(ge=0)]] = []
+
+    @field_validator("methods", "seeds")
+    @classmethod
+    def _once(cls, values: list[Any]) -> list[Any]:
+        twice = next((one for place, one in enumerate(values) if one in values[:place]), None)
+        if twice is not None:
+            raise ValueError(f"{twice!r} is listed twice, and one run twice shows no spread: leave out one of them")
+        return values
 
 
 class Deployment(Section):
@@ -166,13 +181,21 @@ class Study(Section):
     sweep: dict[str, Any] = {}
     deployment: Deployment = Deployment()
 
+    def check(self) -> None:
+        """Refuse what cannot work, before a record is read; every command does so first."""
+        check_study(self)
+
     def source(self) -> Dataset | None:
         """The records before they are dealt to clients; None where files belong to clients already (a schema)."""
-        return None if self.data.table_schema is not None else self._load()
+        if self.data.table_schema is not None:
+            return None
+        self.check()
+        return self._load()
 
     def _load(self) -> Dataset:
         d = self.data
-        found = data.load(d.name, folder=d.folder, **d.options)
+        own = {} if d.name in data.SOURCES or d.invalid == "refuse" else {"invalid": d.invalid}
+        found = data.load(d.name, folder=d.folder, **{**d.options, **own})
         return found if d.records is None else found.subset(d.records, self._data_seed)
 
     @property
@@ -181,12 +204,9 @@ class Study(Section):
 
     def federation(self, source: Dataset | None = None) -> Federation:
         """Load the data (or take ``source``, what ``self.source()`` gave), deal it to clients, give them budgets."""
+        self.check()
         d, seed = self.data, self._data_seed
         if d.table_schema is not None:
-            if d.partition not in (None, "natural"):
-                raise BadInput(
-                    f"data.partition = {d.partition!r} does not go with data.schema: your files are the clients"
-                )
             clients = data.from_folder(
                 d.folder or d.name, d.table_schema, test=d.test, seed=seed, invalid=d.invalid, central=d.central
             )
@@ -203,9 +223,11 @@ class Study(Section):
                 minimum=d.minimum,
                 **given,
             )
-        return self._with_budgets(clients)
+        terms = self.terms()
+        return clients if terms is None else warn_of_deltas(clients.with_terms(terms))
 
-    def _with_budgets(self, clients: Federation) -> Federation:
+    def terms(self) -> Terms | None:
+        """What ``[budgets]`` says; None where it says nothing and nothing is promised."""
         b = self.budgets
         ways = {"name": b.name, "epsilon": b.epsilon, "mixture": b.mixture, "csv": b.csv}
         given = [key for key, value in ways.items() if value is not None]
@@ -214,7 +236,7 @@ class Study(Section):
         if not given:
             if self.chosen_method().private:
                 raise BadInput("[budgets] says nothing: give budgets.epsilon, or budgets.name such as 'dist2'")
-            return clients
+            return None
         spec: Any = ways[given[0]]
         if b.mixture is not None:
             spec = {"mixture": b.mixture}
@@ -222,7 +244,7 @@ class Study(Section):
             spec = {"csv": b.csv, "column": b.column or "epsilon"} | ({"client": b.client} if b.client else {})
         bounds = {key: value for key, value in (("low", b.low), ("high", b.high)) if value is not None}
         seed = self.study.seed if b.seed is None else b.seed
-        return clients.with_budgets(spec, b.delta, seed, b.adjacency, b.public, **bounds)
+        return Terms(spec, b.delta, seed, b.adjacency, tuple(b.public), b.order, bounds)
 
     def chosen_method(self, name: str | None = None) -> Method:
         """The method with its parts exchanged as ``[method]`` says; ``name`` overrides the name only."""
@@ -237,7 +259,25 @@ class Study(Section):
             "rounds": self.study.rounds,
             "seed": self.study.seed,
             **self.training.model_dump(exclude_none=True),
+            **self._lists_in_order(),
         }
+
+    def _lists_in_order(self) -> dict[str, list[float]]:
+        """Lists of ``[training]`` with a value for every client, which follow ``budgets.order`` where that is given."""
+        lists = {key: getattr(self.training, key) for key in ("batch", "rate")}
+        lists = {key: value for key, value in lists.items() if isinstance(value, list)}
+        if not lists:
+            return {}
+        names, files = expected_clients(self)
+        names, order = names or [], self.budgets.order
+        if files and len(names) > 1 and order is None:
+            raise BadInput(
+                f"training.{next(iter(lists))} is a list, but these clients are files, whose order follows from their "
+                f"names: give one value for all, or say whose is whose with budgets.order = {json.dumps(names)}"
+            )
+        if order is None or len(order) != len(names):
+            return lists
+        return {key: [dict(zip(order, value))[name] for name in names] for key, value in lists.items()}
 
     def table(self) -> dict[str, Any]:
         """What the file said, without ``[sweep]``: a table of tables that ``make_study`` reads."""
@@ -294,7 +334,8 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
         known = _known(where, model)
         near = difflib.get_close_matches(where[-1], known, n=1)
         return f"unknown key {key}: " + (f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(known)}")
-    return f"{key} = {first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}"
+    told = first["msg"].removeprefix("Value error, ")
+    return f"{key} = {first['input']!r}: {told[0].lower()}{told[1:]}"
 
 
 def _known(where: list[str], model: type[BaseModel]) -> list[str]:

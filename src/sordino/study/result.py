@@ -49,7 +49,7 @@ def build_result(
         "rounds": state.history,
         "final": final,
         "privacy": _privacy(plan, state, book, run),
-        "private": plan.method.private,
+        "private": plan.private,
         "simulated": True,
         **({"stopped": early} if early else {}),
         "seconds": state.seconds,

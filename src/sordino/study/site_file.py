@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import tomllib
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import torch
 from pydantic import Field, ValidationError
 
 from sordino.client.rows import Records
+from sordino.data.federation import LARGE
 from sordino.data.own import load_folder, schema_beside
 from sordino.data.schema import parse_schema
 from sordino.engine.federation.certificates import check_name
@@ -27,6 +29,8 @@ from sordino.privacy.ledger import Ledger
 from sordino.privacy.types import Adjacency, Budget, check_promised
 from sordino.study.deploy import schema_hash
 from sordino.study.file import Section, explain
+
+log = logging.getLogger("sordino.site")
 
 
 class About(Section):
@@ -189,4 +193,11 @@ def read_site(path: Path) -> SiteFile:
     except ValidationError as error:
         raise BadInput(explain(error, SiteKeys)) from None
     _ = found.budget  # what cannot be promised is refused before records are read
+    said = found.keys.budget.epsilon
+    if said == math.inf:
+        log.warning("NOT PRIVATE: budget.epsilon = inf says that this site's records are public")
+    elif said > LARGE:
+        log.warning(
+            "budget.epsilon = %g promises next to nothing: promises that mean something are about 0.1 to 10", said
+        )
     return found

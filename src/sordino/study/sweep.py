@@ -132,7 +132,7 @@ def _with(study: Study, values: Mapping[str, Any]) -> Study:
         inside[last] = value
     try:
         made = make_study(table)
-        made.chosen_method()
+        made.check()
     except BadInput as error:
         raise BadInput(f"[sweep] {error}") from None
     return made

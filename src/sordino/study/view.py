@@ -14,6 +14,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 
 from sordino.client.gradients import LayerPlan
+from sordino.data.federation import LARGE
 from sordino.methods import Plan
 from sordino.study.choice import describe_choice, last_turns, show_choice
 
@@ -101,7 +102,13 @@ class PlanView:
             found.append(
                 f"NOT PRIVATE: {self.plan.method.name} adds no noise and spends no budget; budgets are ignored"
             )
+        elif not self.plan.private:
+            found.append("NOT PRIVATE: every client's ε is infinite, so nobody's records are protected")
         for c in self.clients:
+            if LARGE < c["epsilon"] < math.inf:
+                found.append(
+                    f"{c['client']}'s ε={c['epsilon']:g} promises next to nothing: about 0.1 to 10 mean something"
+                )
             if c["noise_to_signal"] > 10:
                 found.append(
                     f"{c['client']}'s update will be {c['noise_to_signal']:.0f} times more noise than signal "
@@ -116,6 +123,8 @@ class PlanView:
                 found.append(
                     f"{c['client']}'s δ={c['delta']:g} is above 1/n=1/{c['records']}: one record may leak whole"
                 )
+        if (self.plan.training.select or 0) > len(self.clients):
+            found.append(f"select={self.plan.training.select} of {len(self.clients)}: some have two turns a round")
         idle = [c["client"] for c in self.clients if c["turns"] == 0]
         if idle:
             found.append(f"never asked under this schedule: {', '.join(idle)}")
@@ -125,7 +134,7 @@ class PlanView:
         """The plan as plain values."""
         return {
             "method": {"name": self.plan.method.name, **self.plan.method.describe()},
-            "private": self.plan.method.private,
+            "private": self.plan.private,
             "rounds": self.plan.training.rounds,
             "parameters": self.dimension,
             "clients": self.clients,
