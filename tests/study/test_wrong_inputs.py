@@ -125,8 +125,8 @@ def test_the_study_is_fine_as_it_is(unread: None) -> None:
         ({"compare.methods": ["fedavg", "fedavg"]}, r"compare.methods.*'fedavg' is listed twice"),
         ({"compare.methods": ["dp-fedavg", "robust-hpd"]}, r"'robust-hpd' is unknown: did you mean 'robust-hdp'"),
         (
-            {"compare.methods": ["unbiased"], "training.select": 2},
-            r"training.select does not go with method 'dp-fedavg'",
+            {"compare.methods": ["weiavg"], "method.name": "unbiased", "training.select": 2},
+            r"select.*'weiavg'",
         ),
     ],
 )
