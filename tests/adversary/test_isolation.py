@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -197,3 +198,37 @@ def test_a_model_that_fails_on_every_record_stops_a_simulation_and_is_refused_at
         sums(Broken(), x, y, exact=True)
     with pytest.raises(BadInput, match="never works"):
         Alone(Broken(), LOSS).check((6,), 3)
+
+
+class Picky(nn.Module):
+    """Before the first trained layer: raises where it does not like a record, and remembers the last one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("last", torch.zeros(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if bool((x.abs() > 1e3).any()):
+            raise ValueError("too large")
+        seen = x + self.last
+        self.last.copy_(x[-1])
+        return seen
+
+
+@pytest.mark.parametrize("first", [Picky, nn.Identity])
+def test_a_record_that_raises_anywhere_takes_no_neighbour_along(first: Any, monkeypatch: pytest.MonkeyPatch):
+    """In the model's fixed part, or in the clipping rule: a block of records once vanished with it."""
+    torch.manual_seed(0)
+    model, (x, y) = nn.Sequential(first(), nn.Linear(6, 3)), records()
+    rule = flat()
+
+    def factors(losses: Tensor, norms: Tensor, public: Any) -> Tensor:
+        if float(norms) > 100:
+            raise ValueError("a rule that fails on large gradients")
+        return torch.ones_like(norms)
+
+    monkeypatch.setattr("test_lattice.flat", lambda: replace(rule, factors=factors))
+    without = sums(model, torch.cat([x[:4], x[5:]]), torch.cat([y[:4], y[5:]]), exact=True)
+    x[4] = 1e4
+    assert float(without.norm()) > 0.5
+    assert torch.equal(sums(model, x, y, exact=True), without)

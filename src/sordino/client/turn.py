@@ -137,14 +137,16 @@ def _singles(work: Work, rows: Rows, step: int, params: Tensor, public: Public, 
         x, y, valid = rows.records.at(where[list(some)])
         graded = grade(x, y)
         usable = [one and math.isfinite(loss) for one, loss in zip(_flags(valid, len(y)), graded.losses)]
-        troubles.extend(graded.troubles)
         if only:
-            return _answers_alone(work.also, graded.losses, graded.losses, usable, params, public)
+            heard = _answers_alone(work.also, graded.losses, graded.losses, usable, params, public)
+            troubles.extend(graded.troubles)
+            return heard
         norms = loops.norms(graded.gradients)
         usable = [one and math.isfinite(norm) for one, norm in zip(usable, norms)]
         factors = [_factor(work.clip, *each, params, public) for each in zip(graded.losses, norms, usable)]
         taught = [one and norm > 0 for one, norm in zip(usable, norms)]  # others answer nothing, as in a simulation
         answers = _answers_alone(work.also, graded.losses, norms, taught, params, public) if work.also else {}
+        troubles.extend(graded.troubles)  # last: what raises on the way is computed again, record by record
         return {"gradient": Block(graded.gradients, norms, factors), **answers}
 
     return OneByOne(len(where), terms, work.alone.block, troubles)

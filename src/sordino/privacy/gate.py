@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -230,7 +230,7 @@ class Gate:
         if isinstance(pieces, OneByOne):
             lattices = {p: Lattice(float(b), width if p == "gradient" else 1) for p, b in bounds.items()}
             exact = exact_sums(pieces, lattices)
-            if self.source.simulated and len(pieces.troubles) == pieces.count > 0:
+            if self.source.simulated and len(pieces.troubles) >= pieces.count > 0:
                 raise SordinoError(f"not one record of a batch could be computed: {pieces.troubles[0]}")
             return {p: self._seal(permit, p, step, exact[p], bounds[p], one) for p, one in lattices.items()}
         rows = len(permit.turns)
@@ -290,22 +290,24 @@ def _share(batch: OneByOne, lattices: Mapping[str, Lattice], blocks: Iterable[Se
     """Sums over some of the records, in lattice units."""
     totals = {part: torch.zeros(one.width, dtype=torch.float64) for part, one in lattices.items()}
     with one_thread():
-        for block in blocks:
-            found = _terms(batch, block)
+        for found in (each for block in blocks for each in _terms(batch, block)):
             for part in totals.keys() & found.keys():
                 one = found[part]
                 lattices[part].add(totals[part], one.vectors, one.norms, one.factors)
     return totals
 
 
-def _terms(batch: OneByOne, block: Sequence[int]) -> Mapping[str, Block]:
-    """The terms of a block's records; of none of them where reading or computing all of them fails (R10)."""
+def _terms(batch: OneByOne, block: Sequence[int]) -> Iterator[Mapping[str, Block]]:
+    """The terms of a block of records; where one raises, of each by itself, so that no neighbour is lost (R10)."""
     try:
-        return batch.terms(block)
-    except Exception as error:  # whatever records make a model do, it stays at the client
-        log.debug("records raised an error", exc_info=True)
-        batch.troubles.extend([f"{type(error).__name__}: {error}"] * len(block))
-        return {}
+        yield batch.terms(block)
+    except Exception as error:  # whatever a record makes a model or a rule do, it stays at the client
+        if len(block) > 1:
+            for k in block:
+                yield from _terms(batch, [k])
+        else:
+            log.debug("a record raised an error", exc_info=True)
+            batch.troubles.append(f"{type(error).__name__}: {error}")
 
 
 def fingerprint(*parts: object) -> str:

@@ -22,6 +22,8 @@ from sordino.client.gradients.layout import view_of
 from sordino.client.gradients.patches import Geometry, Pair, patches_view
 from sordino.client.gradients.tape import Workspace
 from sordino.client.gradients.types import Slot
+from sordino.models import why_not_isolated
+from sordino.models.fixed import PURE
 
 Backward = Callable[[Tensor, Tensor, bool], Tensor]
 """From the gradient of a stage's output: write the gradients of its parameters into ``[n, d]``, and give that of its
@@ -254,7 +256,12 @@ Maker = Callable[[Tensor], Stage]
 
 
 def stages_of(model: nn.Module, slots: Sequence[Slot]) -> list[Maker] | None:
-    """How each module of a chain is served, or None where one of them is not served here."""
+    """How each module of a chain is served, or None where one of them is not served here.
+
+    Only modules that are known to treat records one by one, and that remember nothing, go side by side.
+    """
+    if why_not_isolated(model) is not None:
+        return None
     by_layer: dict[str, dict[str, Slot]] = {}
     for slot in slots:
         layer, _, own = slot.name.rpartition(".")
@@ -287,7 +294,7 @@ def _maker(name: str, module: nn.Module, own: dict[str, Slot], trained: bool) ->
         return None
     if type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1):
         return lambda flat: Flat()
-    if not trained:
+    if not trained and type(module) in PURE:
         return lambda flat: Before(module)
     if type(module) is nn.MaxPool2d and not (module.return_indices or module.ceil_mode):
         sides = [_pair(one) for one in (module.kernel_size, module.stride, module.padding, module.dilation)]
