@@ -87,7 +87,7 @@ class Convolution:
     shift: Tensor
 
     def forward(self, x: Tensor, space: Space) -> tuple[Tensor, Backward]:
-        """The convolution."""
+        """Convolve every record by a matrix product of its own."""
         size = self.geometry.output(x.shape[2], x.shape[3])
         view, room, seen = self._seen(x, size, space)
         out = space.lanes(f"{self.name}/out", len(x), (seen.shape[1], len(self.shift)))
@@ -247,7 +247,7 @@ class Before:
     module: nn.Module
 
     def forward(self, x: Tensor, space: Space) -> tuple[Tensor, Backward]:
-        """Record by record."""
+        """The module's output for each record, which it is given alone."""
         return torch.cat([self.module(one[None].clone()) for one in x]), lambda dy, grads, further: dy
 
 

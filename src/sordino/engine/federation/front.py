@@ -88,7 +88,7 @@ class Front:
         self._thread = threading.Thread(target=self._run, name="front", daemon=True)
 
     def start(self) -> None:
-        """Listen."""
+        """Open the port and wait until it answers; raises if it does not come up in time."""
         self._thread.start()
         until = time.monotonic() + START
         while not self._server.started:
@@ -104,7 +104,7 @@ class Front:
         return self._thread.is_alive()
 
     def stop(self) -> None:
-        """Stop listening."""
+        """Close the port and end the thread that serves it."""
         self._server.should_exit = self._server.force_exit = True
         if self._thread.is_alive():
             self._thread.join(START)

@@ -78,7 +78,7 @@ class Worker:
         self._line = httpx.Client(base_url=f"http://127.0.0.1:{port}/v1/runtime/", timeout=30.0, trust_env=False)
 
     def close(self) -> None:
-        """Stop asking."""
+        """Close the connection to the SuperNode."""
         self._line.close()
 
     def serve_one(self, answer: Callable[[bytes], bytes], wait: float) -> bool:

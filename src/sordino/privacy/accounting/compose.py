@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 from sordino.errors import BadInput
 from sordino.privacy.accounting.accountants import accountant as _accountant
 from sordino.privacy.accounting.parts import Composition, Floats, normal_form
+from sordino.privacy.accounting.search import most_that_fit
 from sordino.privacy.types import Adjacency, Budget, Event, Sampling, Scheme
 
 _CACHE: dict[tuple[str, Composition, float], float] = {}
@@ -135,13 +136,7 @@ def affordable(
         events = [*spent, *(event.times(event.count * m) for event in turn)]
         return float(composed_epsilon([events], [budget.delta], accountant)[0]) <= budget.epsilon
 
-    if turns == 0 or budget.is_public or fits(turns):
-        return turns
-    low, high = 0, turns
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
+    return turns if budget.is_public else most_that_fit(turns, fits)
 
 
 def steps_within(

@@ -18,6 +18,7 @@ import numpy as np
 
 from sordino.privacy.accounting import rdp
 from sordino.privacy.accounting.parts import Composition, Floats, normal_form, table
+from sordino.privacy.accounting.search import most_that_fit
 from sordino.privacy.types import Budget, Event
 
 ORDERS: tuple[float, ...] = (
@@ -108,10 +109,4 @@ def turns_within(
             return share(events, budget) <= 1.0
         return divergence(events, order) <= room(budget, order)
 
-    if turns == 0 or fits(turns):
-        return turns
-    low, high = 0, turns
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
+    return most_that_fit(turns, fits)

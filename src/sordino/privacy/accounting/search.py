@@ -74,3 +74,14 @@ def _inside(x: Floats, low: Floats, high: Floats) -> Floats:
     middle = np.where(np.isfinite(low) & ~closed, low + 1e-4, middle)
     middle = np.where(np.isfinite(high) & ~closed, high - 1e-4, middle)
     return np.where(good, x, middle)
+
+
+def most_that_fit(most: int, fits: Callable[[int], bool]) -> int:
+    """The largest m ≤ ``most`` that fits, where everything below one that fits does too; 0 where not even 1 does."""
+    if most == 0 or fits(most):
+        return most
+    low, high = 0, most
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
