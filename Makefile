@@ -17,8 +17,8 @@ slow: $(READY)
 	OMP_NUM_THREADS=2 $(BIN)/pytest -m slow
 
 lint: $(READY)
-	$(BIN)/ruff check src tests examples
-	$(BIN)/ruff format --check src tests examples
+	$(BIN)/ruff check src papers bench tests examples
+	$(BIN)/ruff format --check src papers bench tests examples
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 

@@ -267,14 +267,13 @@ def bench(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures here.")] = None,
 ) -> None:
     """Time private rounds against plain PyTorch and other libraries, in the same minute, as ratios."""
-    from sordino.study import bench as benchmark
-    from sordino.study.bench.growth import growth as measure_growth
-    from sordino.study.bench.growth import growth_table
+    from sordino.beside import beside
 
+    benchmark = beside("bench")
     with err_console.status("benchmarking") as status:
         if growth:
-            curves = measure_growth(show=status.update)
-            found, table = {"growth": curves, "_meta": benchmark.about(1)}, growth_table(curves)
+            curves = benchmark.growth.growth(show=status.update)
+            found, table = {"growth": curves, "_meta": benchmark.about(1)}, benchmark.growth.growth_table(curves)
         else:
             found = benchmark.bench(_words(work), _words(peers), repeats, memory, status.update)
             table = benchmark.comparison(found)

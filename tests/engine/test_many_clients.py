@@ -95,8 +95,8 @@ def test_pages_of_a_private_mapping_are_never_given_back(tmp_path):
 
 ROUND = """
 import sys, time
-from sordino.study.bench.growth import many_clients
-from sordino.study.bench.memory import added
+from bench.growth import many_clients
+from bench.memory import added
 run = many_clients(int(sys.argv[1]), sys.argv[2])
 started = time.perf_counter()
 peak, _ = added(run)

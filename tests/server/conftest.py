@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from papers.theory_robust import update_variances
 from sordino.privacy.accounting import calibrate
-from sordino.server.theory_robust import update_variances
 
 PUBLISHED = json.loads(files("sordino.data").joinpath("robust_hdp_budgets.json").read_text())
 BATCHES = np.array(PUBLISHED["batch_sizes"], dtype=float)

@@ -7,12 +7,12 @@ import pytest
 import torch
 from scipy import optimize
 
+from papers.round_budget import rounds_within
+from papers.theory_fair import Convex, coefficients, optimal_lambda, theorem1
 from sordino.errors import BadInput
-from sordino.methods.budget import rounds_within
 from sordino.server import rules
 from sordino.server.facts import Facts
-from sordino.server.fair import FAIR_RULES, ali_dpfl, feddyn, hear_loss, q_ffl, scaffold
-from sordino.server.theory_fair import Convex, coefficients, optimal_lambda, optimal_steps, theorem1
+from sordino.server.fair import FAIR_RULES, ali_dpfl, feddyn, hear_loss, optimal_steps, q_ffl, scaffold
 
 SIZES = np.array([10.0, 30.0, 60.0])
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from papers import theory_robust
 from sordino.errors import BadInput
-from sordino.server import theory_robust
 from sordino.server.columns import inverse_weights
 
 TABLE_10 = {  # WeiAvg, DP-FedAvg, optimum, as published

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
-
-if TYPE_CHECKING:
-    from sordino.study.reproduce import Experiment
 
 NAME_WIDTH = 22
 
@@ -56,7 +53,7 @@ class Bar:
             self.bars.console.print(line, highlight=False)
 
 
-def _list(experiments: Sequence[Experiment]) -> None:
+def _list(experiments: Sequence[Any]) -> None:
     """What each shows, and what it costs as published: a line each for programs, wrapped for people."""
     console = Console()
     if not console.is_terminal:
@@ -103,7 +100,9 @@ def reproduce(
     ] = "float32",
 ) -> None:
     """Reproduce a published table or figure, published beside measured. Interrupted: call it again, it goes on."""
-    from sordino.study import reproduce as study
+    from sordino.beside import beside
+
+    study = beside("papers")
 
     if name is None:
         _list([study.get(one) for one in study.names()])

@@ -20,7 +20,9 @@ from sordino.server import rules
 from sordino.server.defend import Screened, defended, screen
 from sordino.server.facts import Array, Facts, Outcome, Rule, State
 from sordino.server.shares import data_shares, weighted
-from sordino.server.theory_fair import optimal_steps
+
+MOST_STEPS = 100
+"""ALI-DPFL never takes more local steps than this in a round."""
 
 Conclude = Callable[[Tensor, Facts, State], State]
 
@@ -112,7 +114,7 @@ def feddyn(updates: Tensor, facts: Facts, state: State, *, combine: str = "data-
 def ali_dpfl(
     updates: Tensor, facts: Facts, state: State, *, combine: str = "data-weighted", convexity: float | None = None
 ) -> Outcome:
-    """ALI-DPFL: combine, and set the local steps of the next round to τ* (``theory_fair.optimal_steps``).
+    """ALI-DPFL: combine, and set the local steps of the next round to τ* (``optimal_steps``).
 
     Γμ and μ are estimated from the updates alone (``heterogeneity``, ``secant``); ``convexity`` fixes μ instead.
     """
@@ -142,6 +144,27 @@ def ali_dpfl(
     shown = {"next_steps": kept["public/steps"], "convexity": mu, "heterogeneity": spread / (2 * mu)}
     told = Outcome(outcome.delta, outcome.weights, outcome.state, {**outcome.diagnostics, **shown})
     return _with_state(told, kept)
+
+
+def optimal_steps(
+    *, clip: float, noise_variance: float, convexity: float, heterogeneity: float, budget: int, most: int = MOST_STEPS
+) -> int:
+    """ALI-DPFL's τ* = √(1 + (4/μ² + 3C² + ΓμT + D)/((2 + 2/T)(C² + D))), rounded, in [1, ``most``].
+
+    D = z²C²d/B̂² is ``noise_variance``, T the whole run's ``budget`` of local steps, μ ``convexity``, Γ
+    ``heterogeneity``.
+    """
+    if not (clip > 0 and convexity > 0 and noise_variance >= 0 and heterogeneity >= 0 and budget >= 1):
+        raise BadInput(
+            f"optimal_steps: clip={clip!r}, convexity={convexity!r} must be positive, noise_variance="
+            f"{noise_variance!r}, heterogeneity={heterogeneity!r} not negative, and budget={budget!r} at least 1"
+        )
+    square = clip**2
+    if not math.isfinite(square):
+        return 1
+    above = 4 / convexity**2 + 3 * square + heterogeneity * convexity * budget + noise_variance
+    best = math.sqrt(1 + above / ((2 + 2 / budget) * (square + noise_variance)))
+    return int(min(most, max(1, round(best))))
 
 
 class _Gradients:

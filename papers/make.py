@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from papers import packed
+from papers.experiment import Cell
+from papers.standin import load_or_stand_in
 from sordino import methods
 from sordino.data import Dataset, Federation
 from sordino.methods import Method, noises_of
-from sordino.study.reproduce import packed
-from sordino.study.reproduce.experiment import Cell
-from sordino.study.reproduce.standin import load_or_stand_in
 from sordino.study.run import Prepared, prepare
 
 Noises = list[list[list[float]]]

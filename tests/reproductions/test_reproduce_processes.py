@@ -6,10 +6,10 @@ import signal
 
 import pytest
 
+import papers as reproduce
+from papers.runner import Silent
+from papers.workers import dealt
 from sordino.errors import BadInput, SordinoError
-from sordino.study import reproduce
-from sordino.study.reproduce.runner import Silent
-from sordino.study.reproduce.workers import dealt
 
 SMALL = "adaptdp/table2"
 """Quick: six runs of three rounds."""

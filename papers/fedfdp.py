@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sordino.methods.budget import rounds_within
-from sordino.study.reproduce.experiment import PSI, RECORDS, WORST, Entry, Experiment, Measure, Place, Quick
-from sordino.study.reproduce.papers import fedfdp_cells as cells
-from sordino.study.reproduce.papers import fedfdp_published as published
-from sordino.study.reproduce.papers.fedfdp_cells import DATA, NOISES, ONE, OPEN_EPOCH
+from papers import fedfdp_cells as cells
+from papers import fedfdp_published as published
+from papers.experiment import PSI, RECORDS, WORST, Entry, Experiment, Measure, Place, Quick
+from papers.fedfdp_cells import DATA, NOISES, ONE, OPEN_EPOCH
+from papers.round_budget import rounds_within
 
 MEASURES = (RECORDS, PSI, WORST)
 PAYS = "rounds that ε = 2 pays for"

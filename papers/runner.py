@@ -10,12 +10,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from papers.experiment import Cell, Experiment, Measure, Place, tuning_cells
+from papers.make import Workshop
+from papers.store import Store, diverged, figures, hardware
 from sordino.engine.devices import torch_device
 from sordino.errors import BadInput, Diverged
 from sordino.study.many import train_together
-from sordino.study.reproduce.experiment import Cell, Experiment, Measure, Place, tuning_cells
-from sordino.study.reproduce.make import Workshop
-from sordino.study.reproduce.store import Store, diverged, figures, hardware
 from sordino.study.run import Prepared, Run, train_prepared
 
 STACK_ROWS = 1000

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from papers.experiment import Cell
 from sordino._version import __version__
 from sordino.engine.checkpoint import write_atomic
-from sordino.study.reproduce.experiment import Cell
 from sordino.study.result import to_json
 
 CURVES = ("accuracy", "worst_accuracy", "central_accuracy", "loss", "psi", "clip")

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from bench.memory import added
+from papers.experiment import Entry
 from sordino import methods
 from sordino.data import Dataset
 from sordino.errors import SordinoError
-from sordino.study.bench.memory import added
-from sordino.study.reproduce.experiment import Entry
 from sordino.study.run import Prepared, prepare, train_prepared
 
 FIXED = ("DP-FedAvg", "b^C = b")

@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 
+from bench import workloads
+from bench.workloads import Task
 from sordino.errors import BadInput, SordinoError
-from sordino.study.bench import workloads
-from sordino.study.bench.workloads import Task
 
 DONE = "sordino bench: round done"
 
@@ -34,7 +34,7 @@ def flower(task: Task) -> Callable[[], None]:
     errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  # open as long as the child runs
     quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_DEDUP_LOGS": "0"}
     child = subprocess.Popen(
-        [sys.executable, "-c", f"from sordino.study.bench.flower import serve; serve({task.work.name!r})"],
+        [sys.executable, "-c", f"from bench.flower import serve; serve({task.work.name!r})"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=errors,

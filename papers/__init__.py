@@ -1,9 +1,9 @@
 """Tables and figures of the four papers, each from one command: ``sordino reproduce NAME``.
 
-    from sordino.study import reproduce
+    import papers
 
-    reproduce.names()                                     # "robust-hdp/table8", …
-    reproduce.run("robust-hdp/table8", out="runs/table8", device="cuda", only="tight, Dist1|Dist2")
+    papers.names()                                     # "robust-hdp/table8", …
+    papers.run("robust-hdp/table8", out="runs/table8", device="cuda", only="tight, Dist1|Dist2")
 
 Interrupted: call it again; finished runs are taken from OUT/cells. This package and all it opens need neither pydantic
 nor plotly, so that it runs on a bare GPU machine.
@@ -22,16 +22,16 @@ from typing import Any
 
 from rich.console import Group
 
+from papers import tables, workers
+from papers.catalogue import EXPERIMENTS
+from papers.experiment import Cell, Entry, Experiment, tuning_cells
+from papers.make import Workshop
+from papers.packed import pack
+from papers.runner import STACK_ROWS, Runner, Silent, Watch, chosen_values, matching, settle
+from papers.store import Store, commit, hardware, versions
 from sordino.engine.checkpoint import write_atomic
 from sordino.engine.devices import torch_device
 from sordino.errors import BadInput
-from sordino.study.reproduce import tables, workers
-from sordino.study.reproduce.experiment import Cell, Entry, Experiment, tuning_cells
-from sordino.study.reproduce.make import Workshop
-from sordino.study.reproduce.packed import pack
-from sordino.study.reproduce.papers import EXPERIMENTS
-from sordino.study.reproduce.runner import STACK_ROWS, Runner, Silent, Watch, chosen_values, matching, settle
-from sordino.study.reproduce.store import Store, commit, hardware, versions
 from sordino.study.result import to_json
 
 __all__ = ["Cell", "Experiment", "Reproduction", "get", "names", "pack", "run"]

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from bench.flower import flower
+from bench.ours import sordino
+from bench.workloads import Task
 from sordino.errors import BadInput
-from sordino.study.bench.flower import flower
-from sordino.study.bench.ours import sordino
-from sordino.study.bench.workloads import Task
 
 Round = Callable[[], None]
 

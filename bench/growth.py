@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from rich.table import Table
 
+from bench import ours, workloads
+from bench.memory import added
 from sordino.engine.mapped import make_records
 from sordino.errors import SordinoError
-from sordino.study.bench import ours, workloads
-from sordino.study.bench.memory import added
 
 RECORDS = 60
 """Records of a client where the number of clients grows."""
@@ -52,7 +52,7 @@ def growth(axes: Sequence[str] = tuple(AXES), show: Show = print) -> dict[str, A
 
 
 def _in_a_process(axis: str, size: int) -> dict[str, float]:
-    code = f"from sordino.study.bench.growth import point; print(point({axis!r}, {size}))"
+    code = f"from bench.growth import point; print(point({axis!r}, {size}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     if done.returncode:
         raise SordinoError(f"growth with {axis} failed at {size}: {done.stderr[-1000:]}")

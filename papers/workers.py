@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
+from papers.experiment import Cell
+from papers.make import Workshop
+from papers.runner import Runner, Silent
 from sordino.errors import SordinoError
-from sordino.study.reproduce.experiment import Cell
-from sordino.study.reproduce.make import Workshop
-from sordino.study.reproduce.runner import Runner, Silent
 
 PAUSE = 0.2
 """Seconds between two looks at whether everybody is still there."""

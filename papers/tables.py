@@ -13,8 +13,8 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from sordino.study.reproduce.experiment import Cell, Entry, Experiment, Measure, Place
-from sordino.study.reproduce.store import Store
+from papers.experiment import Cell, Entry, Experiment, Measure, Place
+from papers.store import Store
 
 Lines = list[tuple[str, list[str]]]
 """Rows of a table: what the row is, and its cells."""

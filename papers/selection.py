@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from papers.experiment import CENTRAL, Cell, Entry, Experiment, Measure, Place, Quick
 from sordino.data.seeds import generator
 from sordino.server import select
-from sordino.study.reproduce.experiment import CENTRAL, Cell, Entry, Experiment, Measure, Place, Quick
 
 AS_PUBLISHED, TIGHT = "closed-form noise, as published", "tight noise"
 RULES = {"Privacy-aware": "privacy-aware", "Unbiased": "unbiased", "Biased": "power-of-choice"}

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 
+from papers.experiment import ACCURACY, Cell, Entry, Experiment, Measure, Place, Quick
+from papers.theory_robust import noise_power, update_variances
 from sordino import privacy
 from sordino.data import DISTRIBUTIONS
 from sordino.data.budgets import published as published_budgets
 from sordino.server import aggregate
 from sordino.server.columns import inverse_weights
-from sordino.server.theory_robust import noise_power, update_variances
-from sordino.study.reproduce.experiment import ACCURACY, Cell, Entry, Experiment, Measure, Place, Quick
 
 DISTS = tuple(name.capitalize() for name in DISTRIBUTIONS)
 AS_PUBLISHED, TIGHT = "noise as published", "tight noise"

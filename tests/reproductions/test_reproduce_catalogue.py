@@ -9,9 +9,9 @@ import sys
 import numpy as np
 import pytest
 
-from sordino.study import reproduce
-from sordino.study.reproduce.experiment import tuning_cells
-from sordino.study.reproduce.make import Workshop
+import papers as reproduce
+from papers.experiment import tuning_cells
+from papers.make import Workshop
 
 WANTED = {
     "robust-hdp": ["table8", "table9", "table10", "figure6", "figure7"],
@@ -58,7 +58,7 @@ class Absent(importlib.abc.MetaPathFinder):
         if name.split(".")[0] in ("pydantic", "plotly", "flwr"):
             raise ModuleNotFoundError(name)
 sys.meta_path.insert(0, Absent())
-from sordino.study import reproduce
+import papers as reproduce
 done = reproduce.run("adaptdp/table2", {str(tmp_path)!r}, quick=True, data={str(tmp_path)!r}, only="T1, DP-FedAvg")
 assert len([e for e in done.entries if e.values]) == 1, done.entries
 """

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from bench.workloads import KEY, Task
 from sordino.client import gradients
 from sordino.client.rows import Records
 from sordino.client.turn import Work
@@ -19,7 +20,6 @@ from sordino.engine.simulate import Setup, one_round
 from sordino.privacy.gate import Gate
 from sordino.privacy.generators import Keyed
 from sordino.privacy.ledger import Ledger
-from sordino.study.bench.workloads import KEY, Task
 from sordino.study.run import open_accounts
 
 

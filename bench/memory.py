@@ -17,7 +17,7 @@ Found = TypeVar("Found")
 def peak_memory(workload: str, peer: str) -> float:
     """Peak resident memory in MB that a peer's first round adds in a fresh process."""
     code = (
-        "from sordino.study.bench import memory, peers, workloads;"
+        "from bench import memory, peers, workloads;"
         f"run = peers.find({peer!r})(workloads.prepare(workloads.find({workload!r})));"
         "print(memory.added(run)[0])"
     )

@@ -6,9 +6,9 @@ import sys
 import pytest
 import torch
 
+import bench as benchmark
+from bench import growth, peers, workloads
 from sordino.errors import BadInput
-from sordino.study import bench as benchmark
-from sordino.study.bench import growth, peers, workloads
 
 TINY = workloads.Workload("tiny", 2, 2, 8, 40, "cnn-small", (1, 8, 8))
 
@@ -58,7 +58,7 @@ def test_both_stems_have_the_parameters_they_should():
 
 MEASURE = """
 import torch
-from sordino.study.bench.memory import added
+from bench.memory import added
 earlier = torch.ones(40_000_000)  # a peak that is over before the work begins must not hide the work's own
 del earlier
 def work():

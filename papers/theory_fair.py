@@ -1,4 +1,4 @@
-"""The formulas of FedFDP and ALI-DPFL as functions: Theorem 1's bound, the best fairness weight, the best pace."""
+"""The formulas of FedFDP as functions: Theorem 1's bound and the best fairness weight."""
 
 from __future__ import annotations
 
@@ -6,9 +6,6 @@ import math
 from dataclasses import dataclass
 
 from sordino.errors import BadInput
-
-MOST_STEPS = 100
-"""ALI-DPFL never takes more local steps than this in a round."""
 
 
 @dataclass(frozen=True)
@@ -101,24 +98,3 @@ def optimal_lambda(a1: float, a2: float, a3: float, a4: float, a5: float) -> Wei
             break
         low, high = (middle, high) if slope(middle) < 0 else (low, middle)
     return Weight(high, f"a3 = {a3:g} < a4·a5 = {a4 * a5:g}: the positive root of the cubic")
-
-
-def optimal_steps(
-    *, clip: float, noise_variance: float, convexity: float, heterogeneity: float, budget: int, most: int = MOST_STEPS
-) -> int:
-    """ALI-DPFL's τ* = √(1 + (4/μ² + 3C² + ΓμT + D)/((2 + 2/T)(C² + D))), rounded, in [1, ``most``].
-
-    D = z²C²d/B̂² is ``noise_variance``, T the whole run's ``budget`` of local steps, μ ``convexity``, Γ
-    ``heterogeneity``.
-    """
-    if not (clip > 0 and convexity > 0 and noise_variance >= 0 and heterogeneity >= 0 and budget >= 1):
-        raise BadInput(
-            f"optimal_steps: clip={clip!r}, convexity={convexity!r} must be positive, noise_variance="
-            f"{noise_variance!r}, heterogeneity={heterogeneity!r} not negative, and budget={budget!r} at least 1"
-        )
-    square = clip**2
-    if not math.isfinite(square):
-        return 1
-    above = 4 / convexity**2 + 3 * square + heterogeneity * convexity * budget + noise_variance
-    best = math.sqrt(1 + above / ((2 + 2 / budget) * (square + noise_variance)))
-    return int(min(most, max(1, round(best))))

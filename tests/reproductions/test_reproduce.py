@@ -7,14 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+import papers as reproduce
+from papers import packed
+from papers.catalogue import EXPERIMENTS
+from papers.experiment import Entry, Quick
+from papers.fedfdp import fairness_says
+from papers.runner import Silent, matching
 from sordino import data
 from sordino.errors import BadInput
-from sordino.study import reproduce
-from sordino.study.reproduce import packed
-from sordino.study.reproduce.experiment import Entry, Quick
-from sordino.study.reproduce.papers import EXPERIMENTS
-from sordino.study.reproduce.papers.fedfdp import fairness_says
-from sordino.study.reproduce.runner import Silent, matching
 
 SMALL = "adaptdp/table2"
 """Quick: six runs of three rounds."""

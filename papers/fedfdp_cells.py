@@ -7,8 +7,8 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from sordino.methods.budget import rounds_within
-from sordino.study.reproduce.experiment import Cell
+from papers.experiment import Cell
+from papers.round_budget import rounds_within
 
 DATA = {"MNIST": "mnist", "FashionMNIST": "fashion-mnist", "CIFAR10": "cifar10"}
 RATE, CLIP, NOISE, LOSS_NOISE, DELTA, EPSILON = 0.05, 0.1, 2.0, 5.0, 1e-5, 3.52

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from sordino.methods.published_levels import published_levels
-from sordino.study.reproduce.experiment import (
+from papers import adaptdp_published as published
+from papers.adaptdp_cost import round_costs
+from papers.experiment import (
     CENTRAL,
     TRAIN_LOSS,
     Cell,
@@ -19,8 +20,7 @@ from sordino.study.reproduce.experiment import (
     Place,
     Quick,
 )
-from sordino.study.reproduce.papers import adaptdp_published as published
-from sordino.study.reproduce.papers.adaptdp_cost import round_costs
+from papers.published_levels import published_levels
 
 DELTA, BATCH = 1e-4, 100
 EPSILONS = (1.0, 4.0, 8.0)

@@ -15,10 +15,11 @@ from typing import Any
 import torch
 from rich.table import Table
 
+from bench import growth as growth
+from bench import peers as all_peers
+from bench import workloads
+from bench.memory import peak_memory
 from sordino._version import __version__
-from sordino.study.bench import peers as all_peers
-from sordino.study.bench import workloads
-from sordino.study.bench.memory import peak_memory
 
 Show = Callable[[str], None]
 
