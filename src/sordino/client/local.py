@@ -1,52 +1,210 @@
 """What a client does with its released gradients: local objectives and corrections, over rows.
 
 A rule sees the rows' weights, the client's own state, released gradients and public facts, and nothing else, so
-whatever it computes is post-processing. ``update`` may write into ``params``: the turn owns that matrix.
+whatever it computes is post-processing: neither clipped nor noised, and free. ``update`` may write into ``params``: the
+turn owns that matrix.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from sordino.client.clip import Public
+from sordino.client.clip import Public, fairness_factor, fairness_weight
+from sordino.errors import BadInput
+from sordino.made import Made, part
 
 State = dict[str, Tensor]
 """A client's own state between rounds, a row each: control variates, duals."""
 
+Uploaded = tuple[dict[str, Tensor], State]
+
+
+def _whole(public: Public, lengths: tuple[int, ...]) -> Mapping[str, int]:
+    return {"update": sum(lengths)}
+
 
 @dataclass(frozen=True)
 class Local:
-    """A local rule by name.
+    """A local rule.
 
     Attributes
     ----------
+    name: what plans and reports call it.
     update: (params[rows, d], state, gradient[rows, d], public) → (params, state), once a step. What was released
         from the step's batch beside the gradient is in ``public`` under its name, [rows, 1].
     finish: (params, start, state, public) → (upload, state), once a turn; ``upload`` maps names to [rows, …].
     state: the names of the per-client vectors of length d that survive between rounds; they start at zero.
     needs: the questions whose answers it uses; they must be asked of the step's own batch.
     partner: what it shares with the aggregation rule that is its other half at the server, if there is one.
+    sends: (a client's broadcast, lengths of the model's tensors) → how many numbers it uploads under which names.
+    made: the factory and options that made it, set by ``sordino.made.part``.
     """
 
     name: str
     update: Callable[[Tensor, State, Tensor, Public], tuple[Tensor, State]]
-    finish: Callable[[Tensor, Tensor, State, Public], tuple[dict[str, Tensor], State]]
+    finish: Callable[[Tensor, Tensor, State, Public], Uploaded]
     state: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     partner: str = ""
+    sends: Callable[[Public, tuple[int, ...]], Mapping[str, int]] = _whole
+    made: Made | None = None
 
 
 def _descend(params: Tensor, state: State, gradient: Tensor, public: Public) -> tuple[Tensor, State]:
     return params.sub_(gradient.mul_(public["lr"])), state
 
 
-def _difference(params: Tensor, start: Tensor, state: State, public: Public) -> tuple[dict[str, Tensor], State]:
+def _difference(params: Tensor, start: Tensor, state: State, public: Public) -> Uploaded:
     return {"update": params.sub_(start)}, state
 
 
+@part()
 def sgd() -> Local:
     """Plain descent: w ← w − η g; upload w − w_start."""
     return Local("sgd", _descend, _difference)
+
+
+@part()
+def fair_step(weight: float = 0.1) -> Local:
+    """The step of FedFair: η (1 + λ(F_i(w_i, batch) − F(w_t))); λ is ``weight``, and λ = 0 is plain descent.
+
+    F_i(w_i, batch) is what was *released* of the loss from the very batch of the step.
+    """
+    chosen = fairness_weight("local.weight", weight)
+    if chosen == 0.0:
+        return sgd()
+
+    def update(params: Tensor, state: State, gradient: Tensor, public: Public) -> tuple[Tensor, State]:
+        return params.sub_(gradient.mul_(fairness_factor(public["loss"], public, chosen).mul_(public["lr"]))), state
+
+    return Local(f"fair(weight={chosen:g})", update, _difference, needs=("loss",))
+
+
+@part()
+def scaffold() -> Local:
+    """SCAFFOLD (Karimireddy et al. 2020), option II: w ← w − η(g − c_i + c), then c_i ← mean of the turn's g.
+
+    c is broadcast as ``control``. The new c_i follows from the uploaded w_i − w, so the server works it out too and
+    nothing else is uploaded. With noisy g this is DP-SCAFFOLD (Noble et al. 2022).
+
+    Guarantees: c_i = c_i − c + (w − w_i)/(Kη) is a function of releases alone.
+    """
+
+    def update(params: Tensor, state: State, gradient: Tensor, public: Public) -> tuple[Tensor, State]:
+        gradient.sub_(state["control"])
+        if "control" in public:
+            gradient.add_(public["control"])
+        steps = state["steps"] + 1 if "steps" in state else params.new_ones(())
+        return params.sub_(gradient.mul_(public["lr"])), {**state, "steps": steps}
+
+    def finish(params: Tensor, start: Tensor, state: State, public: Public) -> Uploaded:
+        moved = params.sub_(start)
+        change = moved / (-state["steps"] * public["lr"])
+        if "control" in public:
+            change -= public["control"]
+        return {"update": moved}, {"control": state["control"] + change}
+
+    return Local("scaffold", update, finish, state=("control",), partner="scaffold")
+
+
+@part()
+def fedprox(mu: float = 0.1) -> Local:
+    """FedProx (Li et al. 2020): a pull towards the server's weights, w ← w − η(g + μ(w − w_start)).
+
+    μ = 0 is plain descent, and so is a turn of one step.
+    """
+    pull = _checked("mu", mu)
+
+    def update(params: Tensor, state: State, gradient: Tensor, public: Public) -> tuple[Tensor, State]:
+        start = state["start"] if "start" in state else params.clone()
+        gradient.add_(params - start, alpha=pull)
+        return params.sub_(gradient.mul_(public["lr"])), {**state, "start": start}
+
+    return sgd() if pull == 0.0 else Local(f"fedprox(mu={pull:g})", update, _difference)
+
+
+@part()
+def feddyn(alpha: float = 0.1) -> Local:
+    """FedDyn (Acar et al. 2021): w ← w − η(g − h_i + α(w − w_start)), then h_i ← h_i − α(w_i − w_start).
+
+    α must be positive: with α = 0 the clients' half is FedAvg but the server's is not.
+    """
+    pull = _checked("alpha", alpha)
+    if pull == 0.0:
+        raise BadInput("feddyn's alpha is 0: that is plain descent, use local 'sgd' and aggregate 'data-weighted'")
+
+    def update(params: Tensor, state: State, gradient: Tensor, public: Public) -> tuple[Tensor, State]:
+        start = state["start"] if "start" in state else params.clone()
+        gradient.sub_(state["dual"]).add_(params - start, alpha=pull)
+        return params.sub_(gradient.mul_(public["lr"])), {**state, "start": start}
+
+    def finish(params: Tensor, start: Tensor, state: State, public: Public) -> Uploaded:
+        moved = params.sub_(start)
+        return {"update": moved}, {"dual": torch.sub(state["dual"], moved, alpha=pull)}
+
+    return Local(f"feddyn(alpha={pull:g})", update, finish, state=("dual",), partner="feddyn")
+
+
+@part()
+def averaged() -> Local:
+    """Plain descent; uploads x_K − x_0 and, as ``iterate``, x̄ − x_0 with x̄ = (1/K) Σ_{k=0}^{K−1} x_k.
+
+    Both are functions of releases alone, so the second upload costs traffic and no privacy.
+    """
+
+    def update(params: Tensor, state: State, gradient: Tensor, public: Public) -> tuple[Tensor, State]:
+        so_far = params.clone() if "walked" not in state else state["walked"].add_(params)
+        taken = state.get("taken", params.new_zeros(())) + 1
+        return params.sub_(gradient.mul_(public["lr"])), {**state, "walked": so_far, "taken": taken}
+
+    def finish(params: Tensor, start: Tensor, state: State, public: Public) -> Uploaded:
+        mean = state["walked"].div_(state["taken"]).sub_(start)
+        kept = {name: value for name, value in state.items() if name not in ("walked", "taken")}
+        return {"update": params.sub_(start), "iterate": mean}, kept
+
+    def sends(public: Public, lengths: tuple[int, ...]) -> Mapping[str, int]:
+        return dict.fromkeys(("update", "iterate"), sum(lengths))
+
+    return Local("averaged", update, finish, partner="averaged", sends=sends)
+
+
+@part()
+def projected() -> Local:
+    """PFA+: plain descent; uploads Vᵀ(w − w_start) per tensor, k numbers each, where the server broadcasts a basis V.
+
+    ``basis`` is V, d×k, ``basis_sizes`` the length of every tensor, ``private`` [rows, 1] who is to send coefficients.
+    Everyone else, and everyone before the first basis, uploads w − w_start. What a row does not upload is zero where
+    rows of both kinds are in one matrix; a site has one row and sends one of the two.
+
+    Guarantees: a linear map of releases and a broadcast basis, hence post-processing.
+    """
+
+    def finish(params: Tensor, start: Tensor, state: State, public: Public) -> Uploaded:
+        update = params.sub_(start)
+        private = public.get("private")
+        if "basis" not in public or private is None or not bool(private.any()):
+            return {"update": update}, state
+        pieces = zip(update.split(public["basis_sizes"], 1), public["basis"].split(public["basis_sizes"], -2))
+        # A basis for all rows is [d, k], one for each [rows, d, k].
+        sent = torch.cat([torch.matmul(part[:, None], along)[:, 0] for part, along in pieces], 1).mul_(private)
+        if bool(private.all()):
+            return {"coefficients": sent}, state
+        return {"update": update.mul_(1.0 - private), "coefficients": sent}, state
+
+    def sends(public: Public, lengths: tuple[int, ...]) -> Mapping[str, int]:
+        if "basis" not in public or not bool(torch.as_tensor(public.get("private", 0)).any()):
+            return _whole(public, lengths)
+        return {"coefficients": public["basis"].shape[-1] * len(lengths)}
+
+    return Local("projected", _descend, finish, sends=sends)
+
+
+def _checked(key: str, value: float) -> float:
+    if not (math.isfinite(value) and value >= 0):
+        raise BadInput(f"local.{key} is {value!r}: it must be a number ≥ 0")
+    return float(value)

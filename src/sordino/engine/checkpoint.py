@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from sordino.engine.mapped import Table
 from sordino.errors import BadInput
+from sordino.server.facts import ServerState
 
 _NAMES = {
     torch.float32: "F32",
@@ -33,14 +35,14 @@ _NAMES = {
 class Checkpoint:
     """The state of a run between two rounds.
 
-    ``server`` and ``clients`` are the method's state: tensors and plain numbers by name; a table with a row per client.
+    ``shown``: the weights to evaluate and hand out: the weights themselves, or their average. ``server``: what the
+    server carries from round to round. ``clients``: what clients keep, by name a table with a row per client.
     """
 
     round: int
     weights: Tensor
     shown: Tensor
-    """The weights to evaluate and hand out: the weights themselves, or their average."""
-    server: dict[str, Any] = field(default_factory=dict)
+    server: ServerState = field(default_factory=ServerState)
     clients: dict[str, Table] = field(default_factory=dict)
     history: list[dict[str, Any]] = field(default_factory=list)
     seconds: float = 0.0
@@ -70,7 +72,7 @@ def save_checkpoint(path: Path, state: Checkpoint) -> None:
     if state.shown is not state.weights:
         tensors["shown"] = state.shown
     plain: dict[str, Any] = {}
-    for name, value in state.server.items():
+    for name, value in _flat(state.server).items():
         if isinstance(value, Tensor):
             tensors[f"server/{name}"] = value
         else:
@@ -78,6 +80,34 @@ def save_checkpoint(path: Path, state: Checkpoint) -> None:
     about = {"round": state.round, "server": plain, "history": state.history, "seconds": state.seconds}
     held: dict[str, Tensor | Table] = {**tensors, **{f"client/{name}": one for name, one in state.clients.items()}}
     write_atomic(path, _packed(held, {"sordino": json.dumps(about)}))
+
+
+def _flat(server: ServerState) -> dict[str, Any]:
+    """The server's state as one table, each name under the place it belongs to."""
+    places = {"rule": server.rule, "step": server.step, "public/each": server.each, "public": server.public}
+    found = {f"{place}/{name}": value for place, held in places.items() for name, value in held.items()}
+    single = {"next_steps": server.next_steps, "start": server.start, "steps_used": server.steps_used}
+    return found | {name: value for name, value in single.items() if value is not None}
+
+
+_OLD = {"pull_start": "start", "public/steps": "next_steps", "out": "step/average", "out_count": "step/count"}
+"""Names of single values in checkpoints of sordino 0.1."""
+
+
+def _server_state(flat: dict[str, Any]) -> ServerState:
+    """What ``_flat`` wrote; also reads the names of sordino 0.1, which had no places but ``public``."""
+    found: dict[str, dict[str, Any]] = {"rule": {}, "step": {}, "public/each": {}, "public": {}}
+    single: dict[str, Any] = {}
+    for told, value in flat.items():
+        name = re.sub("^after_", "step/", _OLD.get(told, told))
+        place = next((one for one in found if name.startswith(f"{one}/")), None)
+        if place is not None:
+            found[place][name.removeprefix(f"{place}/")] = value
+        elif name in ("next_steps", "start", "steps_used"):
+            single[name] = value
+        else:
+            found["rule"][re.sub("^(robust_hdp|factor_hdp|random_effects)_", "", name)] = value
+    return ServerState(found["rule"], found["step"], found["public"], found["public/each"], **single)
 
 
 def _packed(tensors: dict[str, Tensor | Table], about: dict[str, str]) -> Iterator[bytes | memoryview]:
@@ -118,7 +148,7 @@ def load_checkpoint(path: Path, device: torch.device) -> Checkpoint:
         about["round"],
         tensors["weights"],
         tensors.get("shown", tensors["weights"]),
-        server,
+        _server_state(server),
         clients,
         about["history"],
         about["seconds"],

@@ -12,7 +12,6 @@ from torch import Tensor
 from sordino.client.clip import Public, per_record, per_row
 from sordino.client.rows import Records
 from sordino.client.turn import Work
-from sordino.engine.telling import told
 
 RECORDS = 2048
 """At most this many records are looked at, evenly spaced over all clients' training records."""
@@ -28,7 +27,8 @@ def watch_clipping(
 ) -> dict[str, Any]:
     """At these weights: the share of records that the gate scales down, their median gradient norm, and τ_q.
 
-    τ_q = Q_q({‖g_j‖²}) / mean ‖g_j‖², the quantile-mean ratio of AdaptDP-FedAvg's Definition 1.
+    τ_q = Q_q({‖g_j‖²}) / mean ‖g_j‖², the quantile-mean ratio of AdaptDP-FedAvg's Definition 1. ``public``: what every
+    client was told.
     """
     where, whose = np.concatenate(train), np.repeat(np.arange(len(train)), [len(one) for one in train])
     some = np.linspace(0, len(where) - 1, min(len(where), RECORDS)).round().astype(np.int64)
@@ -39,9 +39,8 @@ def watch_clipping(
     if len(y) == 0:
         return {}
     losses, norms = _graded(work, weights, x, y)
-    heard = told(public, np.arange(len(train)))
-    size = work.clip.factors(losses, norms, per_record(heard, owner, len(train))).abs() * norms
-    bounds = per_row(work.clip.bound(heard), len(train), norms)[owner]
+    size = work.clip.factors(losses, norms, per_record(public, owner, len(train))).abs() * norms
+    bounds = per_row(work.clip.bound(public), len(train), norms)[owner]
     cut = (size > bounds * (1 + 1e-6)).double().mean()
     squares = norms[torch.isfinite(norms)].double().square().cpu().numpy()
     found: dict[str, Any] = {"clipped_share": float(cut)}

@@ -1,6 +1,6 @@
-"""One client, one step, everything visible: the real turn behind a gate of glass. For simulations only, never charged.
+"""One client, one step, everything visible: the real turn, watched. For simulations only, never charged.
 
-What is seen here is what privacy protects, so a gate of glass takes keyed randomness only, and hands out nothing that
+What is seen here is what privacy protects, so the watched gate takes keyed randomness only, and hands out nothing that
 a run could use. An error says whose turn it was, in which round and step, and at which stage.
 """
 
@@ -18,9 +18,8 @@ from sordino.client.clip import Public
 from sordino.client.rows import Records
 from sordino.client.turn import Work, take_turn
 from sordino.engine.checkpoint import Checkpoint
-from sordino.engine.rounds import turns_taken
+from sordino.engine.rounds import Broadcast, turns_taken
 from sordino.engine.simulate import Index, Setup, draw_rows, open_round
-from sordino.engine.telling import told
 from sordino.errors import BadInput, SordinoError
 from sordino.privacy.gate import Batch, Block, Gate, OneByOne, Permit, Piece, bounded
 from sordino.privacy.generators import Source, Turn
@@ -68,16 +67,14 @@ def trace(setup: Setup, state: Checkpoint, client: str, step: int = 0) -> Trace:
     row = called.index(client)
     if not 0 <= step < (count := opened.permit.terms[row].count):
         raise BadInput(f"step {step} of client {client!r}: its turn has steps 0 to {count - 1}")
-    return _turn(setup, state, opened.called.clients[[row]], opened.permit.split([row]), opened.public, _Watch(step))
+    return _turn(setup, state, opened.called.clients[[row]], opened.permit.split([row]), opened.sent, _Watch(step))
 
 
-def explain(
-    setup: Setup, state: Checkpoint, clients: Index, permit: Permit, public: dict[str, Any], error: Exception
-) -> str:
+def explain(setup: Setup, state: Checkpoint, clients: Index, permit: Permit, sent: Broadcast, error: Exception) -> str:
     """Why a chunk failed: its rows are taken again one by one, until one fails with its stage."""
     for row in range(len(clients)):
         try:
-            _turn(setup, state, clients[[row]], permit.split([row]), public, _Watch(0))
+            _turn(setup, state, clients[[row]], permit.split([row]), sent, _Watch(0))
         except SordinoError as found:
             return str(found)
     names = ", ".join(sorted({turn.client for turn in permit.turns}))
@@ -199,9 +196,7 @@ class _Watched(Records):
         return found
 
 
-def _turn(
-    setup: Setup, state: Checkpoint, clients: Index, permit: Permit, public: dict[str, Any], watch: _Watch
-) -> Trace:
+def _turn(setup: Setup, state: Checkpoint, clients: Index, permit: Permit, sent: Broadcast, watch: _Watch) -> Trace:
     """One client's turn through ``take_turn``, with every part of it watched."""
     turn: Turn = permit.turns[0]
     glass = _behind_glass(setup, watch)
@@ -216,9 +211,7 @@ def _turn(
             {name: value.to(state.weights.device) for name, value in kept.items()}, "state from earlier releases"
         )
         start = Release.public(state.weights, "weights from the server")
-        upload, _ = take_turn(
-            _watched(setup.work, watch), rows, start, before, told(public, clients), permit, glass.gate
-        )
+        upload, _ = take_turn(_watched(setup.work, watch), rows, start, before, sent.told(clients), permit, glass.gate)
     except Exception as error:
         where = f"client {turn.client!r}, round {turn.round}, step {watch.step}, {watch.stage}"
         raise SordinoError(f"{where}: {type(error).__name__}: {error}") from error

@@ -15,16 +15,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sordino.engine.checkpoint import Checkpoint
-from sordino.engine.telling import told
 from sordino.engine.weighing import weighed
-from sordino.errors import Diverged
+from sordino.errors import BadInput, Diverged
 from sordino.methods import Ask, Plan
+from sordino.methods.selection import Candidates
 from sordino.privacy.gate import Terms
-from sordino.server.facts import Facts
-from sordino.server.select import Round, choose
+from sordino.server.facts import Array, Facts, Layout, ServerState
+from sordino.server.select import Round
 
 Index = NDArray[np.int64]
-Layout = tuple[tuple[str, tuple[int, ...], int], ...]
 Heard = dict[str, Tensor]
 """By question: one answer a row."""
 
@@ -66,12 +65,29 @@ def own_questions(plan: Plan) -> list[Ask]:
     return [one for one in plan.method.ask if one.batch == "own"]
 
 
-def broadcast(plan: Plan, server: dict[str, Any]) -> dict[str, Any]:
-    """What the server sends beside the weights: settings, and whatever the method's state holds under ``public/``."""
+@dataclass(frozen=True)
+class Broadcast:
+    """What the server sends beside the weights: ``public`` to everyone, ``each`` a row to every client."""
+
+    public: Mapping[str, Any]
+    each: Mapping[str, Tensor]
+
+    def told(self, clients: Index) -> dict[str, Any]:
+        """What the rows of these clients are told: what is for everyone, and a row each of what is not."""
+        rows = {name: value[torch.from_numpy(clients).to(value.device)] for name, value in self.each.items()}
+        return {**self.public, **rows}
+
+    def fingerprint_parts(self) -> list[Any]:
+        """Its names and values in a fixed order, for the hash that tells requests apart."""
+        named = {**self.public, **{f"each/{name}": value for name, value in self.each.items()}}
+        return [part for item in sorted(named.items()) for part in item]
+
+
+def broadcast(plan: Plan, server: ServerState) -> Broadcast:
+    """What the server sends beside the weights: settings, and whatever the method's parts told it to."""
     training = plan.training
-    public = {"lr": training.lr, "clip": training.clip if plan.method.private else float("inf")}
-    kept = {k.removeprefix("public/"): v for k, v in server.items() if k.startswith("public/")}
-    return public | kept
+    public = {"lr": training.lr, "clip": training.clip if plan.method.private else float("inf"), **server.public}
+    return Broadcast(public if server.next_steps is None else {**public, "steps": server.next_steps}, server.each)
 
 
 def only(called: Round, rows: Any) -> Round:
@@ -79,16 +95,16 @@ def only(called: Round, rows: Any) -> Round:
     return Round(called.clients[rows], called.copies[rows], called.weights[rows])
 
 
-def who_can_pay(plan: Plan, server: dict[str, Any], left: Index, called: Round) -> Round:
+def who_can_pay(plan: Plan, server: ServerState, left: Index, called: Round) -> Round:
     """Of the scheduled participations, those whose client can still pay for a turn; ``left``: turns each has left."""
     keep = called.copies < left[called.clients]
     if plan.method.adaptive:
-        pace = np.array([server.get("public/steps") or c.terms.count for c in plan.clients])
+        pace = np.array([server.next_steps or c.terms.count for c in plan.clients])
         keep &= called.copies * pace[called.clients] < steps_left(plan, server)[called.clients]
     return only(called, keep)
 
 
-def exhausted(plan: Plan, server: dict[str, Any], left: Index, number: int) -> bool:
+def exhausted(plan: Plan, server: ServerState, left: Index, number: int) -> bool:
     """Whether of those who are asked in this round or later nobody can pay for another turn: the run is at its end."""
     if not plan.method.private:
         return False
@@ -111,30 +127,42 @@ def stopped(plan: Plan, number: int) -> dict[str, Any] | None:
     return {"round": number, "of": plan.schedule.rounds, "refused": not plan.method.adaptive, "reason": told}
 
 
-def who_trains(plan: Plan, called: Round, heard: Heard, taken: Index) -> tuple[Round, Heard]:
-    """Who trains after the questions, with their answers: where candidates were asked, those with the largest loss."""
-    if plan.schedule.caps is None or not heard:
+def who_trains(plan: Plan, called: Round, heard: Heard, taken: Index, number: int) -> tuple[Round, Heard]:
+    """Who trains after the questions, with their answers: where candidates were asked, those that the rule chooses.
+
+    Whatever it chooses, nobody trains beyond the cap that its noise was calibrated for.
+    """
+    rule, schedule = plan.method.select, plan.schedule
+    if rule.choose is None or not heard:
         return called, heard
-    losses = heard[own_questions(plan)[0].question.what].double().cpu().numpy()
-    kept = np.sort(choose(called.clients, losses, plan.schedule.select, taken, plan.schedule.caps))
-    rows = torch.from_numpy(np.array([int(np.flatnonzero(called.clients == one)[0]) for one in kept], dtype=np.int64))
+    answers = {what: _entries(values) for what, values in heard.items()}
+    rows = np.asarray(rule.choose(Candidates(called.clients, answers, taken, schedule, number)), dtype=np.int64)
+    if len(set(rows.tolist())) < len(rows) or not np.isin(rows, np.arange(len(called.clients))).all():
+        raise BadInput(f"select {rule.name!r} chose places {rows.tolist()} of {len(called.clients)} candidates")
+    if schedule.caps is not None:
+        rows = rows[taken[called.clients[rows]] < schedule.caps[called.clients[rows]]]
+    kept = called.clients[rows]
     chosen = Round(kept, np.zeros_like(kept), np.ones(len(kept)))
-    return chosen, {what: values[rows.to(values.device)] for what, values in heard.items()}
+    return chosen, {what: values[torch.from_numpy(rows).to(values.device)] for what, values in heard.items()}
 
 
-def steps_left(plan: Plan, server: dict[str, Any]) -> Index:
+def _entries(answers: Tensor) -> Array:
+    """Released answers as numbers, an entry a row."""
+    return answers.detach().double().reshape(-1).cpu().numpy()
+
+
+def steps_left(plan: Plan, server: ServerState) -> Index:
     """Local steps that each client's plan has left, where the server sets the pace."""
-    total = np.array([c.turns * c.terms.count for c in plan.clients], dtype=np.int64)
-    used = server.get("steps_used")
-    return total if used is None else total - used.cpu().numpy()
+    total = _step_budgets(plan)
+    return total if server.steps_used is None else total - server.steps_used.cpu().numpy()
 
 
-def turn_terms(plan: Plan, server: dict[str, Any], called: Round) -> list[Terms]:
+def turn_terms(plan: Plan, server: ServerState, called: Round) -> list[Terms]:
     """The terms of everyone's turn; where the server sets the pace, so many steps of what the plan has left (R6)."""
     planned = [plan.clients[i].terms for i in called.clients]
     if not plan.method.adaptive:
         return planned
-    left, pace = steps_left(plan, server), server.get("public/steps")
+    left, pace = steps_left(plan, server), server.next_steps
     counts = []
     for i, one in zip(called.clients, planned):
         counts.append(int(min(pace or one.count, left[i])))
@@ -143,10 +171,10 @@ def turn_terms(plan: Plan, server: dict[str, Any], called: Round) -> list[Terms]
 
 
 def conclude(
-    course: Course, state: Checkpoint, number: int, called: Round, ask: Ask, answers: Tensor, public: dict[str, Any]
+    course: Course, state: Checkpoint, number: int, called: Round, ask: Ask, answers: Tensor, sent: Broadcast
 ) -> None:
     """What the server makes of the answers to a question that was asked before the step."""
-    state.server = ask.conclude(answers, facts(course, called, number, public, {}), state.server)
+    state.server = state.server.told(ask.conclude(answers, facts(course, called, number, sent)))
 
 
 def close_round(
@@ -155,25 +183,40 @@ def close_round(
     number: int,
     called: Round,
     terms: list[Terms],
-    public: dict[str, Any],
+    sent: Broadcast,
     heard: Heard,
     uploads: dict[str, Any],
 ) -> dict[str, Any]:
     """Combine the uploads of those who answered, step, and say what to show of the round. Changes ``state``."""
-    plan = course.plan
+    plan, method = course.plan, course.plan.method
     record: dict[str, Any] = {"round": number, "participants": [plan.clients[i].name for i in called.clients]}
     if not uploads:
         return record | {"note": "no client could pay for this round"}
-    known = {**heard, **uploads, **_pace(plan, state, called, terms)}
-    about = facts(course, called, number, public, known, terms)
-    for ask in plan.method.ask:
-        if ask.batch == "step":
-            state.server = ask.conclude(uploads[ask.question.what][:, 0], about, state.server)
+    asked = {one.question.what for one in method.ask}
     if "update" not in uploads:  # nobody sent a whole one
         uploads = {**uploads, "update": state.weights.new_zeros(len(called.clients), len(state.weights))}
-    outcome = plan.method.aggregate(uploads["update"], about, state.server)
-    delta, kept = _steered(plan, state.weights, outcome.delta, number, outcome.state)
-    state.weights, state.shown, state.server = plan.method.server(state.weights, delta, kept)
+    width = uploads["update"].shape[1]
+    if width != len(state.weights):
+        raise BadInput(f"local {method.local.name!r} uploads {width} numbers, and the model has {len(state.weights)}")
+    book_steps(plan, state, called, terms)
+    about = replace(
+        facts(course, called, number, sent, terms, state),
+        answers={what: _entries(values) for what, values in {**heard, **uploads}.items() if what in asked},
+        uploads={name: values for name, values in uploads.items() if name != "update" and name not in asked},
+    )
+    for ask in method.ask:
+        if ask.batch == "step":
+            state.server = state.server.told(ask.conclude(uploads[ask.question.what][:, 0], about))
+    rule = method.aggregate
+    updates = uploads["update"] if rule.receive is None else rule.receive(uploads, about)
+    outcome = rule(updates, about, state.server.rule)
+    steps = state.server.next_steps if outcome.next_steps is None else outcome.next_steps
+    state.server = replace(state.server.told(outcome.told), rule=outcome.memory, next_steps=steps)
+    delta = _steered(plan, state, outcome.delta, number)
+    state.weights, state.shown, kept = method.server.take(
+        state.weights, replace(outcome, delta=delta), state.server.step
+    )
+    state.server = replace(state.server, step=kept)
     if not all_finite(state.weights):
         raise diverged(number)
     if outcome.weights is not None:
@@ -184,17 +227,16 @@ def close_round(
     return record | ({"diagnostics": outcome.diagnostics} if outcome.diagnostics else {})
 
 
-def _steered(
-    plan: Plan, weights: Tensor, delta: Tensor, number: int, server: dict[str, Any]
-) -> tuple[Tensor, dict[str, Any]]:
-    """η_s Δ − ρ(w − w_0), shorter in the last rounds where there is a cooldown; and where w_0 is remembered."""
+def _steered(plan: Plan, state: Checkpoint, delta: Tensor, number: int) -> Tensor:
+    """η_s Δ − ρ(w − w_0), shorter in the last rounds where there is a cooldown. Remembers w_0 in ``state``."""
     training, rounds = plan.training, plan.schedule.rounds
     rate, pull = training.server_rate(number, rounds), training.pull * training.pace(number, rounds)
     delta = delta if rate == 1 else delta * rate
     if not pull:
-        return delta, server
-    server = server if "pull_start" in server else {**server, "pull_start": weights.clone()}
-    return delta - pull * (weights - server["pull_start"]), server
+        return delta
+    start = state.weights.clone() if state.server.start is None else state.server.start
+    state.server = replace(state.server, start=start)
+    return delta - pull * (state.weights - start)
 
 
 def diverged(number: int) -> Diverged:
@@ -207,63 +249,53 @@ def all_finite(weights: Tensor) -> bool:
     return bool(torch.isfinite(weights.sum())) or bool(torch.isfinite(weights).all())
 
 
-def radii(plan: Plan, called: Round, public: dict[str, Any]) -> NDArray[np.float64]:
-    """C of every row."""
-    bound = plan.method.clip.bound(told(public, called.clients))
+def radii(plan: Plan, called: Round, sent: Broadcast) -> NDArray[np.float64]:
+    """The clipping radius C of every participation."""
+    bound = plan.method.clip.bound(sent.told(called.clients))
     values = bound.detach().cpu().double().reshape(-1).numpy() if isinstance(bound, Tensor) else np.float64(bound)
     return np.broadcast_to(values, (len(called.clients),)).copy()
 
 
-def moving_clip(plan: Plan, called: Round, public: dict[str, Any]) -> dict[str, Any]:
+def moving_clip(plan: Plan, called: Round, sent: Broadcast) -> dict[str, Any]:
     """The round's radius where it moves: the mean over rows, and everyone's where they differ."""
     if not plan.method.clip.moves or not plan.method.private or not len(called.clients):
         return {}
-    each = radii(plan, called, public)
+    each = radii(plan, called, sent)
     found: dict[str, Any] = {"clip": float(each.mean())}
     if len(set(each.tolist())) > 1:
         found["clips"] = {plan.clients[i].name: c for i, c in zip(called.clients, each.tolist())}
     return found
 
 
-def _pace(plan: Plan, state: Checkpoint, called: Round, terms: list[Terms]) -> dict[str, Any]:
-    """Book the steps of this round where the server sets the pace; what a rule needs to know to set the next."""
-    if not plan.method.adaptive:
-        return {}
-    book_steps(plan, state, called, terms)
-    total = np.array([c.turns * c.terms.count for c in plan.clients], dtype=np.int64)[called.clients]
-    return {"steps_left": steps_left(plan, state.server)[called.clients], "step_budget": total}
+def _step_budgets(plan: Plan) -> Index:
+    """The local steps of every client's whole plan."""
+    return np.array([c.turns * c.terms.count for c in plan.clients], dtype=np.int64)
 
 
 def book_steps(plan: Plan, state: Checkpoint, called: Round, terms: list[Terms]) -> None:
-    """Remember how many steps of their plans these participations took, where the server sets the pace."""
+    """Remember how many steps of their plans these participations took, where the server sets their number."""
     if plan.method.adaptive:
-        total = np.array([c.turns * c.terms.count for c in plan.clients], dtype=np.int64)
-        used = total - steps_left(plan, state.server)
+        used = _step_budgets(plan) - steps_left(plan, state.server)
         np.add.at(used, called.clients, [one.count for one in terms])
-        state.server = {**state.server, "steps_used": torch.from_numpy(used)}
+        state.server = replace(state.server, steps_used=torch.from_numpy(used))
 
 
 def facts(
     course: Course,
     called: Round,
     number: int,
-    public: dict[str, Any],
-    heard: dict[str, Any],
+    sent: Broadcast,
     terms: list[Terms] | None = None,
+    state: Checkpoint | None = None,
 ) -> Facts:
-    """Public metadata of these participations, a row each, and what was released beside the updates."""
+    """What is public about these participations, an entry a row; ``state`` where steps that are left count."""
     plan = course.plan
     clients = [plan.clients[i] for i in called.clients]
     steps = np.array([one.count for one in terms or [c.terms for c in clients]], dtype=np.float64)
     variances = plan.variances(1.0 if plan.method.private else None)[called.clients]
-    variances = variances * (radii(plan, called, public) ** 2 if plan.method.private else 1.0)
+    variances = variances * (radii(plan, called, sent) ** 2 if plan.method.private else 1.0)
     variances = variances * steps / np.array([c.terms.count for c in clients])
-    known = {"lr": plan.training.lr, "clients": len(plan.clients), "clip": public["clip"]}
-    known |= {"rounds": plan.schedule.rounds, "server_lr": plan.training.server_rate(number, plan.schedule.rounds)}
-    known["records"] = int(plan.population.sizes.sum())
-    known["answer_noise"] = plan.answer_noise(called.clients)
-    if course.oracle:
-        known["oracle_variances"] = variances
+    paced = plan.method.adaptive and state is not None
     return Facts(
         clients=called.clients,
         sizes=np.array([c.records for c in clients], dtype=np.float64),
@@ -273,7 +305,18 @@ def facts(
         steps=steps,
         variances=variances,
         selection=called.weights,
+        true_variances=variances if course.oracle else None,
+        steps_left=steps_left(plan, state.server)[called.clients] if paced and state else None,
+        step_budget=_step_budgets(plan)[called.clients] if paced else None,
+        answer_noise=plan.answer_noise(called.clients),
+        public=sent.public,
+        each=sent.each,
         layout=course.layout,
         round=number,
-        extra={**known, **{name: value for name, value in heard.items() if name != "update"}},
+        rounds=plan.schedule.rounds,
+        population=len(plan.clients),
+        records=int(plan.population.sizes.sum()),
+        lr=plan.training.lr,
+        server_lr=plan.training.server_rate(number, plan.schedule.rounds),
+        clip=float(sent.public["clip"]),
     )

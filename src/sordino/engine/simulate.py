@@ -23,7 +23,6 @@ from sordino.engine.evaluate import Observer
 from sordino.engine.keeping import Left, keep, kept_rows
 from sordino.engine.mapped import Table
 from sordino.engine.sharded import Shard
-from sordino.engine.telling import told
 from sordino.errors import SordinoError
 from sordino.methods.asking import Ask
 from sordino.methods.plan import Plan
@@ -122,12 +121,12 @@ def one_round(setup: Setup, state: Checkpoint, number: int, taken: Index) -> tup
 
 @dataclass(frozen=True)
 class Opened:
-    """A round whose questions are answered and whose turns are charged: who takes one, and under which broadcast."""
+    """A round whose questions are answered and whose turns are charged: who takes one, and what they were sent."""
 
     number: int
     called: Round
     heard: dict[str, Tensor]
-    public: dict[str, Any]
+    sent: rounds.Broadcast
     permit: Permit
 
 
@@ -139,7 +138,7 @@ def open_round(setup: Setup, state: Checkpoint, number: int, taken: Index) -> Op
     own = rounds.own_questions(plan) if len(called.clients) else []
     asked = [[plan.clients[i].asks[place] for i in called.clients] for place in range(len(own))]
     # Where no answer changes who trains or for how long, questions and turns are one charge.
-    at_once = plan.schedule.caps is None and not plan.method.adaptive
+    at_once = plan.method.select.choose is None and not plan.method.adaptive
     permits = []
     if at_once:
         permits = _grant(setup, state, number, called, [*asked, rounds.turn_terms(plan, state.server, called)])
@@ -147,18 +146,18 @@ def open_round(setup: Setup, state: Checkpoint, number: int, taken: Index) -> Op
     for ask, terms in zip(own, asked):
         permit = permits.pop(0) if at_once else _grant(setup, state, number, called, [terms])[0]
         heard[ask.question.what] = _ask(setup, state, number, called, ask, permit)
-    called, heard = rounds.who_trains(plan, called, heard, taken)
-    public = rounds.broadcast(plan, state.server)
+    called, heard = rounds.who_trains(plan, called, heard, taken, number)
+    sent = rounds.broadcast(plan, state.server)
     if not at_once:
         permits = _grant(setup, state, number, called, [rounds.turn_terms(plan, state.server, called)])
-    return Opened(number, called, heard, public, permits[0])
+    return Opened(number, called, heard, sent, permits[0])
 
 
 def close_round(setup: Setup, state: Checkpoint, opened: Opened, uploads: dict[str, Any]) -> dict[str, Any]:
     """Combine the uploads, step, and say what to show of the round."""
     seen = _clipping(setup, state, opened) if uploads else {}
     terms, called = opened.permit.terms, opened.called
-    closed = rounds.close_round(setup.course, state, opened.number, called, terms, opened.public, opened.heard, uploads)
+    closed = rounds.close_round(setup.course, state, opened.number, called, terms, opened.sent, opened.heard, uploads)
     if "observer" in closed and "observer" in seen:
         seen["observer"] |= closed["observer"]
     return closed | seen
@@ -166,7 +165,7 @@ def close_round(setup: Setup, state: Checkpoint, opened: Opened, uploads: dict[s
 
 def _ask(setup: Setup, state: Checkpoint, number: int, called: Round, ask: Ask, permit: Permit) -> Tensor:
     """Ask everyone called and let the server conclude; returns the answers, one a row."""
-    public = rounds.broadcast(setup.plan, state.server)
+    sent = rounds.broadcast(setup.plan, state.server)
     start = Release.public(state.weights, "weights from the server")
     count = len(permit.terms)
     chunked = list(_own_chunks(setup, called.clients, permit.terms))
@@ -174,8 +173,8 @@ def _ask(setup: Setup, state: Checkpoint, number: int, called: Round, ask: Ask, 
     for rows in chunked:
         part = permit.split(rows)
         drawn = draw_rows(setup, called.clients[rows], part)
-        told_them = told(public, called.clients[rows])
-        heard.append(answer(setup.work, ask.question, drawn, start, told_them, part, setup.gate).value[:, 0])
+        told = sent.told(called.clients[rows])
+        heard.append(answer(setup.work, ask.question, drawn, start, told, part, setup.gate).value[:, 0])
     if len(chunked) == 1 and np.array_equal(chunked[0], np.arange(count)):
         answers = heard[0]
     else:
@@ -183,21 +182,21 @@ def _ask(setup: Setup, state: Checkpoint, number: int, called: Round, ask: Ask, 
         for rows, values in zip(chunked, heard):
             answers[rows] = values
     answers = answers if setup.shard is None else setup.shard.summed(answers)
-    rounds.conclude(setup.course, state, number, called, ask, answers, public)
+    rounds.conclude(setup.course, state, number, called, ask, answers, sent)
     return answers
 
 
 def _turns(setup: Setup, state: Checkpoint, opened: Opened) -> dict[str, Any]:
     """Everyone's turn, chunk by chunk; the uploads by name, a row each, or added up where the rule is a sum."""
     start = Release.public(state.weights, "weights from the server")
-    facts = rounds.facts(setup.course, opened.called, opened.number, opened.public, {}, opened.permit.terms)
+    facts = rounds.facts(setup.course, opened.called, opened.number, opened.sent, opened.permit.terms)
     added = Running.of(setup.plan.method.aggregate, facts, setup.work.engine.dimension)
     uploads: dict[str, Any] = {} if added is None else {"update": added}
     left: list[Left] = []
     twice = len(np.unique(opened.called.clients)) < len(opened.called.clients)
     for rows in _own_chunks(setup, opened.called.clients, opened.permit.terms):
         clients = opened.called.clients[rows]
-        upload, after = _chunk(setup, state, clients, opened.permit.split(rows), start, opened.public)
+        upload, after = _chunk(setup, state, clients, opened.permit.split(rows), start, opened.sent)
         collect(uploads, upload, rows, len(opened.permit.terms))
         left.append((clients, {name: after.value[name] for name in setup.work.local.state}))
         if not twice:  # with copies of a client, what turns left is kept after all of them
@@ -255,10 +254,9 @@ def _room(count: int, like: Tensor) -> Tensor:
 
 def _grant(setup: Setup, state: Checkpoint, number: int, called: Round, each: Sequence[list[Terms]]) -> list[Permit]:
     """Charge everyone called for all of these, in one transaction; a permit for each."""
-    public = rounds.broadcast(setup.plan, state.server)
     names = [setup.plan.clients[i].name for i in called.clients]
     turns = [Turn(name, number, int(copy), setup.key) for name, copy in zip(names, called.copies)]
-    sent = [part for item in sorted(public.items()) for part in item]
+    sent = rounds.broadcast(setup.plan, state.server).fingerprint_parts()
     request = fingerprint(state.weights, number, *sent) if setup.gate.private else ""  # only charges are compared
     granted = setup.gate.grant(turns * len(each), [one for terms in each for one in terms], request)
     count = len(turns)
@@ -276,19 +274,19 @@ def draw_rows(setup: Setup, clients: Index, permit: Permit) -> Rows:
 
 
 def _chunk(
-    setup: Setup, state: Checkpoint, clients: Index, permit: Permit, start: Release, public: dict[str, Any]
+    setup: Setup, state: Checkpoint, clients: Index, permit: Permit, start: Release, sent: rounds.Broadcast
 ) -> tuple[Upload, Release]:
     kept = kept_rows(state, setup.work.local.state, clients, len(setup.plan.clients))
     before = Release.public(kept, "state from earlier releases")
     rows = draw_rows(setup, clients, permit)
     try:
-        return take_turn(setup.work, rows, start, before, told(public, clients), permit, setup.gate)
+        return take_turn(setup.work, rows, start, before, sent.told(clients), permit, setup.gate)
     except torch.OutOfMemoryError:  # no client's fault, and taking the rows again would not tell whose
         raise
     except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
         from sordino.engine.debug import explain  # which looks through this module's loop
 
-        raise SordinoError(explain(setup, state, clients, permit, public, error)) from error
+        raise SordinoError(explain(setup, state, clients, permit, sent, error)) from error
 
 
 def chunks(work: Work, terms: list[Terms]) -> Iterator[Index]:
@@ -317,8 +315,9 @@ def chunks(work: Work, terms: list[Terms]) -> Iterator[Index]:
 
 def _clipping(setup: Setup, state: Checkpoint, opened: Opened) -> dict[str, Any]:
     """The round's radius where it moves, and, when it is time to look, what an observer sees of it."""
-    found = rounds.moving_clip(setup.plan, opened.called, opened.public)
+    found = rounds.moving_clip(setup.plan, opened.called, opened.sent)
     if found and rounds.is_time(setup.plan, opened.number):
-        seen = watch_clipping(setup.work, setup.records, setup.train, state.weights, opened.public)
+        told = opened.sent.told(np.arange(len(setup.train)))
+        seen = watch_clipping(setup.work, setup.records, setup.train, state.weights, told)
         found["observer"] = seen | {"note": "seen in simulation, not released"}
     return found

@@ -32,7 +32,6 @@ from sordino.engine.simulate import (
     look,
     open_round,
 )
-from sordino.engine.telling import EACH, told
 from sordino.errors import BadInput, Diverged
 from sordino.methods.identity import identity
 from sordino.privacy.gate import Permit, Terms
@@ -64,13 +63,13 @@ class Seat:
     @property
     def doing(self) -> Hashable:
         """What the client does, and which names the broadcast has: rows of one part have it in common."""
-        return self.rules, frozenset(self.opened.public)
+        return self.rules, frozenset({*self.opened.sent.public, *self.opened.sent.each})
 
     @property
     def public(self) -> dict[str, Any]:
         """What was broadcast to this row: its own row of what differs between clients, without the axis of rows."""
-        heard = told(self.opened.public, self.opened.called.clients[[self.place]])
-        return {name: value[0] if EACH + name in self.opened.public else value for name, value in heard.items()}
+        sent, client = self.opened.sent, self.opened.called.clients[self.place]
+        return {**sent.public, **{name: value[client] for name, value in sent.each.items()}}
 
     @property
     def turn(self) -> Turn:

@@ -21,15 +21,14 @@ def weighed(facts: Facts, weights: Array, names: Sequence[str], seen: Mapping[st
     (Table 10 of Robust-HDP, per coordinate: its σ² is d times ours), beside the least that any weights could reach.
     Virtual copies of a client are added up. ``seen`` is what the observer noted before; it is kept.
     """
-    truth = np.asarray(facts.extra.get("oracle_variances", facts.variances), dtype=np.float64)
+    truth = facts.variances if facts.true_variances is None else facts.true_variances
     if not (facts.variances > 0).any():
         return {}
-    rate = float(facts.extra.get("lr", 1.0))
     quiet = bool((truth == 0).any())
     found = {
         "optimum_weights": _by_client(inverse_weights(truth), facts, names),
-        "noise_power": float((weights**2 * truth).sum()) / rate**2,
-        "least_noise_power": 0.0 if quiet else 1.0 / float((1.0 / truth).sum()) / rate**2,
+        "noise_power": float((weights**2 * truth).sum()) / facts.lr**2,
+        "least_noise_power": 0.0 if quiet else 1.0 / float((1.0 / truth).sum()) / facts.lr**2,
         "note": NOTE,
     }
     declared = _by_client(inverse_weights(facts.variances), facts, names)

@@ -1,8 +1,9 @@
-"""What a part of a method is, beyond its name: the code it runs and the values that are bound to it.
+"""What a part of a method is, beyond its name: the factory and options that made it, or the code of one's own.
 
-Two rules may share a name and do different things. An identity is a hash of a rule's functions (byte code, constants,
-defaults, closures, the globals they use) and of its other fields; equal identities do the same. Byte code belongs to a
-version of Python, so identities are compared within one only.
+Two parts may share a name and do different things. The identity of a part that a factory of sordino made is that
+factory and its options. For any other it is a hash of its functions (byte code, constants, defaults, closures, the
+globals they use) and of its other fields; equal identities do the same. Byte code belongs to a version of Python, so
+identities are compared within one only.
 """
 
 from __future__ import annotations
@@ -20,9 +21,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from sordino.methods.method import Method
-
-PARTS = ("select", "ask", "local", "clip", "aggregate", "server")
+from sordino.made import Made
+from sordino.methods.method import KINDS, Method
 
 _STANDARD = sysconfig.get_path("stdlib")
 _LIBRARIES = tuple(sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib"))
@@ -31,7 +31,7 @@ _PLAIN = (bool, int, float, complex, str, bytes, Enum)
 
 def identities(method: Method) -> dict[str, str]:
     """The identity of every part of a method, the same in every process."""
-    return {part: identity(getattr(method, part)) for part in PARTS}
+    return {part: identity(getattr(method, part)) for part in KINDS}
 
 
 def identity(value: Any, here: bool = False) -> str:
@@ -98,6 +98,9 @@ class _Teller:
         """An object: its fields, and what its class does where that is somebody's own."""
         kind = type(value)
         name, held = f"{kind.__module__}.{kind.__qualname__}", dict(getattr(value, "__dict__", {}))
+        made = getattr(value, "made", None)
+        if isinstance(made, Made) and made.factory.startswith("sordino.") and made.still(value):
+            return f"{made.factory}({self.told(dict(made.options), inside)})"
         if is_dataclass(value):
             return f"{name}({self.told({one.name: getattr(value, one.name) for one in fields(value)}, inside)})"
         if not _is_installed(kind.__module__):

@@ -1,6 +1,7 @@
-"""A method: a handful of parts, each a small pure function, composed by name.
+"""A method: a handful of parts, each a frozen value made of small pure functions.
 
 select      who takes part in which round
+ask         private questions before or beside the step
 local       what a client does with its released gradients
 clip        how much each record counts
 aggregate   how the server combines updates of different quality
@@ -10,18 +11,19 @@ calibrate   how budgets become noise
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import types
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any
 
 from sordino.client.clip import Clip, flat
 from sordino.client.local import Local, sgd
 from sordino.errors import BadInput
 from sordino.methods.asking import Ask
 from sordino.methods.selection import Selection, everyone
-from sordino.server import after, rules
-from sordino.server.facts import Rule
+from sordino.server.after import ServerStep, plain
+from sordino.server.broadcast import Check
+from sordino.server.broadcast import steps as step_check
+from sordino.server.rule import Aggregate
+from sordino.server.rules import data_weighted
 
 ACCOUNTANTS = {
     "tight": "pld",
@@ -30,6 +32,16 @@ ACCOUNTANTS = {
     "closed-form-selection": "closed-form-selection",
     "wor-paper": "wor-paper",
 }
+
+KINDS: dict[str, type] = {
+    "select": Selection,
+    "ask": Ask,
+    "local": Local,
+    "clip": Clip,
+    "aggregate": Aggregate,
+    "server": ServerStep,
+}
+"""The parts of a method that are values, and of which type."""
 
 
 @dataclass(frozen=True)
@@ -55,15 +67,18 @@ class Calibrate:
 
 @dataclass(frozen=True)
 class Method:
-    """A named composition of parts. ``private=False`` means no clipping, no noise, NOT PRIVATE in every output."""
+    """A named composition of parts. ``private=False`` means no clipping, no noise, NOT PRIVATE in every output.
+
+    ``ask`` is a question or a tuple of them; ``aggregate`` may be a plain function (updates, facts, memory) → outcome.
+    """
 
     name: str = "custom"
     select: Selection = field(default_factory=everyone)
     ask: tuple[Ask, ...] = ()
     local: Local = field(default_factory=sgd)
     clip: Clip = field(default_factory=flat)
-    aggregate: Rule = rules.data_weighted
-    server: after.After = after.plain
+    aggregate: Aggregate = field(default_factory=data_weighted)
+    server: ServerStep = field(default_factory=plain)
     calibrate: Calibrate | str = field(default_factory=Calibrate)
     private: bool = True
     summary: str = ""
@@ -71,45 +86,63 @@ class Method:
     def __post_init__(self) -> None:
         if isinstance(self.calibrate, str):
             object.__setattr__(self, "calibrate", Calibrate(self.calibrate))
+        if isinstance(self.ask, Ask):
+            object.__setattr__(self, "ask", (self.ask,))
+        if isinstance(self.aggregate, types.FunctionType) and not hasattr(self.aggregate, "more"):
+            object.__setattr__(self, "aggregate", Aggregate(self.aggregate.__name__, self.aggregate))
+        for part, kind in KINDS.items():
+            for value in self.ask if part == "ask" else (getattr(self, part),):
+                if not isinstance(value, kind):
+                    called = "call it to make one" if hasattr(value, "more") else "see sordino.parts"
+                    raise BadInput(f"method {self.name!r}: {part} is {value!r}, and not a {kind.__name__}: {called}")
         self._match_questions()
         if sum(one.share for one in self.ask) >= 1:
             raise BadInput(f"method {self.name!r}: its questions' shares leave no budget for the gradients")
 
     def _match_questions(self) -> None:
         """Refuse parts that miss an answer or their other half; drop spare questions that nobody needs."""
-        rule = part_name(self.aggregate)
         asked = {one.question.what for one in self.ask}
         beside = {one.question.what for one in self.ask if one.batch == "step"}
-        wanted = set()
-        for part, name, needs, heard in (
-            ("clip", self.clip.name, self.clip.needs, asked),
-            ("local", self.local.name, self.local.needs, beside),
-            ("aggregate", rule, _said(self.aggregate, "needs", ()), asked),
+        wanted = set(self.select.needs)
+        for part, value, heard in (
+            ("clip", self.clip, asked),
+            ("local", self.local, beside),
+            ("aggregate", self.aggregate, asked),
         ):
-            wanted |= set(needs)
-            for what in set(needs) - heard:
+            wanted |= set(value.needs)
+            for what in set(value.needs) - heard:
                 raise BadInput(
-                    f"method {self.name!r}: {part} {name!r} needs every client's released {what!r}"
+                    f"method {self.name!r}: {part} {value.name!r} needs every client's released {what!r}"
                     + (", from the batch of every step" if heard is beside else "")
                     + ", and nobody is asked for it: exchange that part, or ask for it (ask = {name, batch})"
                 )
-        if self.local.partner != _said(self.aggregate, "partner", ""):
+        if self.local.partner != self.aggregate.partner:
             raise BadInput(
-                f"method {self.name!r}: local {self.local.name!r} and aggregate {rule!r} do not go together: one of "
-                "them is half a method; exchange both, or neither (the server's half takes 'combine', any other rule)"
+                f"method {self.name!r}: local {self.local.name!r} and aggregate {self.aggregate.name!r} do not go "
+                "together: one of them is half a method; exchange both, or neither (the server's half takes 'combine', "
+                "any other rule)"
             )
         object.__setattr__(self, "ask", tuple(o for o in self.ask if not o.spare or o.question.what in wanted))
-        own = [one.of for one in self.ask if one.batch == "own"]
-        if self.select.name == "power-of-choice" and own[:1] != ["candidates"]:
-            raise BadInput(
-                f"method {self.name!r}: power-of-choice chooses by the candidates' released loss, and they are not "
-                "asked first: ask = {name = 'loss', of = 'candidates'}"
-            )
+        first = [one for one in self.ask if one.batch == "own"][:1]
+        for what in self.select.needs:
+            if [(one.question.what, one.of) for one in first] != [(what, "candidates")]:
+                raise BadInput(
+                    f"method {self.name!r}: {self.select.name} chooses by the candidates' released {what}, and they "
+                    f"are not asked first: ask = {{name = {what!r}, of = 'candidates'}}"
+                )
 
     @property
     def adaptive(self) -> bool:
-        """Whether the server sets the local steps of the next round (``public/steps``), under the plan's total."""
-        return bool(_said(self.aggregate, "adaptive", False))
+        """Whether the server sets the local steps of the next round, under the plan's total."""
+        return self.aggregate.sets_steps
+
+    @property
+    def broadcasts(self) -> dict[str, Check]:
+        """What its parts broadcast beside the learning rate and the clipping radius, with a site's checks."""
+        known = dict(self.aggregate.broadcasts)
+        for one in self.ask:
+            known |= one.broadcasts
+        return known | ({"steps": step_check} if self.adaptive else {})
 
     @property
     def calibration(self) -> Calibrate:
@@ -118,36 +151,13 @@ class Method:
 
     def describe(self) -> dict[str, str]:
         """Its parts by name, for plans and reports."""
+        strictest = ", strictest budget" if self.calibration.strictest else ""
         return {
             "select": self.select.name,
-            "ask": ", ".join(_asked(one) for one in self.ask) or "nothing",
+            "ask": ", ".join(map(str, self.ask)) or "nothing",
             "local": self.local.name,
             "clip": self.clip.name if self.private else "none",
-            "aggregate": part_name(self.aggregate),
-            "server": part_name(self.server),
-            "calibrate": (
-                "none"
-                if not self.private
-                else self.calibration.by + (", strictest budget" if self.calibration.strictest else "")
-            ),
+            "aggregate": self.aggregate.name,
+            "server": self.server.name,
+            "calibrate": self.calibration.by + strictest if self.private else "none",
         }
-
-
-def _asked(ask: Ask) -> str:
-    """A question in words: what, from which batch, and the options of what is made of the answers."""
-    size = "" if ask.size is None else f" of {ask.size}" if ask.size == "full" else f" of {ask.size:g}"
-    used = f" → {part_name(ask.conclude)}" if isinstance(ask.conclude, partial) else ""
-    return f"{ask.question.what} ({ask.batch} batch{size}, share {ask.share:g}){used}"
-
-
-def _said(part: Callable[..., Any], about: str, default: Any) -> Any:
-    """What an aggregation rule says about itself (``rule.needs``, ``rule.partner``), under options bound to it."""
-    return getattr(part.func if isinstance(part, partial) else part, about, default)
-
-
-def part_name(part: Callable[..., Any]) -> str:
-    """The name of a part that is a function, with the options bound to it."""
-    if isinstance(part, partial):
-        options = ", ".join(f"{k}={v}" for k, v in part.keywords.items())
-        return f"{part_name(part.func)}({options})" if options else part_name(part.func)
-    return str(part.__name__).replace("_", "-")

@@ -1,27 +1,25 @@
-"""The methods by name. ``register`` adds your own; ``get`` finds one and exchanges parts on request."""
+"""The methods by name. ``register`` adds your own; ``get`` finds one and exchanges parts on request.
+
+A name may be ``module:attribute`` wherever a method or a part is named: then it is imported, a value or a factory.
+"""
 
 from __future__ import annotations
 
 import difflib
-import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
-from sordino.client.ask import capped_loss
-from sordino.client.clip import flat
-from sordino.client.local import sgd
-from sordino.client.projected import projected
+from sordino.client import clip, local
 from sordino.errors import BadInput
-from sordino.methods import adaptive, fairness, selection
-from sordino.methods.asking import Ask
-from sordino.methods.method import Calibrate, Method
-from sordino.server import after, rules
+from sordino.made import imported, options_of
+from sordino.methods import asking, selection
+from sordino.methods.method import KINDS, Calibrate, Method
+from sordino.server import after, fair, radius, rules
 
 _METHODS: dict[str, Method] = {}
 
-PARTS: dict[str, dict[str, Any]] = {
+PARTS: dict[str, dict[str, Callable[..., Any]]] = {
     "select": {
         "everyone": selection.everyone,
         "uniform": selection.uniform,
@@ -30,11 +28,24 @@ PARTS: dict[str, dict[str, Any]] = {
         "privacy-aware": selection.privacy_aware,
         "power-of-choice": selection.power_of_choice,
     },
-    "ask": {**adaptive.ASKS, **fairness.ASKS},
-    "local": {"sgd": sgd, "projected": projected, **adaptive.LOCALS, **fairness.LOCALS},
-    "clip": {"flat": flat, **adaptive.CLIPS, **fairness.CLIPS},
-    "aggregate": {**rules.RULES, **adaptive.RULES, **fairness.RULES},
-    "server": {**after.STEPS, **adaptive.STEPS},
+    "ask": {
+        "squared-norm": asking.squared_norm,
+        "under-radius": asking.under_radius,
+        "loss": asking.loss,
+        "nothing": lambda: (),
+    },
+    "local": {
+        "sgd": local.sgd,
+        "projected": local.projected,
+        "averaged": local.averaged,
+        "fair": local.fair_step,
+        "scaffold": local.scaffold,
+        "fedprox": local.fedprox,
+        "feddyn": local.feddyn,
+    },
+    "clip": {"flat": clip.flat, "moving": clip.moving, "automatic": clip.automatic, "fair": clip.fair},
+    "aggregate": {**rules.RULES, "averaged": radius.averaged, **fair.FAIR_RULES},
+    "server": after.STEPS,
 }
 """What ``[method]`` in a study may put in place of a part: a name, or a table with the name and its options."""
 
@@ -52,112 +63,63 @@ def names() -> list[str]:
     return list(_METHODS)
 
 
-def get(method: str | Method, overrides: Mapping[str, Any] | None = None) -> Method:
-    """A method by name, with parts exchanged: ``{"aggregate": "uniform"}``, ``{"calibrate": "rdp"}``."""
-    if isinstance(method, str):
+def get(
+    method: str | Method, overrides: Mapping[str, Any] | None = None, modules: Collection[str] | None = None
+) -> Method:
+    """A method by name, with parts exchanged: ``{"aggregate": "uniform"}``, ``{"calibrate": "rdp"}``.
+
+    ``modules``: the modules that names like ``module:attribute`` may come from; None: any.
+    """
+    if isinstance(method, str) and ":" in method:
+        found = imported(method, "method", modules)
+        found = found() if callable(found) else found
+        if not isinstance(found, Method):
+            raise BadInput(f"method {method!r} is a {type(found).__name__}: it has to be a sordino.Method")
+        method = found
+    elif isinstance(method, str):
         if method not in _METHODS:
             near = difflib.get_close_matches(method, _METHODS, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(_METHODS)}"
+            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(_METHODS)}, or module:attribute"
             raise BadInput(f"method {method!r} is unknown: {hint}")
         method = _METHODS[method]
-    return replace(method, **{part: _part(part, choice) for part, choice in (overrides or {}).items()})
+    return replace(method, **{part: _part(part, choice, modules) for part, choice in (overrides or {}).items()})
 
 
-def _part(part: str, choice: Any) -> Any:
+def _part(part: str, choice: Any, modules: Collection[str] | None) -> Any:
+    """A part from what a study says: a name, or a table with the name and its options."""
     if part == "calibrate":
-        return _calibrate(choice)
+        told = dict(choice) if isinstance(choice, Mapping) else {"name": choice}
+        return _called(f"method.{part}", Calibrate, {("by" if key == "name" else key): told[key] for key in told})
     if part not in PARTS:
         raise BadInput(f"method.{part} is unknown: a method has the parts {', '.join([*PARTS, 'calibrate'])}")
     options = dict(choice) if isinstance(choice, Mapping) else {"name": choice}
     name = options.pop("name", None)
-    if name not in PARTS[part]:
-        raise BadInput(f"method.{part} = {name!r} is unknown: use one of {', '.join(PARTS[part])}")
-    made = PARTS[part][name]
-    try:
-        if part in ("aggregate", "server"):
-            _check_options(part, name, made, options)
-            return partial(made, **options) if options else made
-        return made(**options)
-    except TypeError as error:
-        raise BadInput(f"method.{part}: {error}") from None
+    if isinstance(name, str) and ":" in name:
+        made = imported(name, f"method.{part}", modules)
+    elif name in PARTS[part]:
+        made = PARTS[part][name]
+    else:
+        raise BadInput(
+            f"method.{part} = {name!r} is unknown: use one of {', '.join(PARTS[part])}, or your own as module:attribute"
+        )
+    if isinstance(made, KINDS[part]):
+        if options:
+            raise BadInput(f"method.{part} = {name!r} is a ready value and has no options: name a factory instead")
+        return made
+    if not callable(made):
+        raise BadInput(f"method.{part} = {name!r} is a {type(made).__name__}, not a {KINDS[part].__name__}")
+    return _called(f"method.{part} = {name!r}", made, options)
 
 
-def _calibrate(choice: Any) -> Calibrate:
-    """``"rdp"``, or a table: ``{name = "rdp", strictest = true}``."""
-    if not isinstance(choice, Mapping):
-        return Calibrate(choice)
-    options = {("by" if key == "name" else key): value for key, value in choice.items()}
-    for key in options:
-        if key not in ("by", "strictest"):
-            raise BadInput(f"method.calibrate has no option {key!r}: use name, strictest")
-    return Calibrate(**options)
-
-
-def _check_options(part: str, name: str, made: Any, options: Mapping[str, Any]) -> None:
-    """Refuse options that a rule does not have, before any record is touched: they are its keyword-only parameters."""
-    parameters = inspect.signature(made).parameters.values()
-    known = [one.name for one in parameters if one.kind is inspect.Parameter.KEYWORD_ONLY]
-    if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters):
-        return
+def _called(where: str, factory: Callable[..., Any], options: Mapping[str, Any]) -> Any:
+    """What a factory makes with these options; one that it does not have is refused with the nearest that it has."""
+    known = options_of(factory)
     for option in options:
         if option not in known:
             near = difflib.get_close_matches(option, known, n=1)
             has = f"did you mean {near[0]!r}?" if near else f"use {', '.join(known)}" if known else "it has none"
-            raise BadInput(f"method.{part} = {name!r} has no option {option!r}: {has}")
-
-
-def _loudest() -> tuple[Ask, ...]:
-    """Power-of-choice asks its candidates for their loss; the engine chooses by the answers."""
-    return (Ask(capped_loss(bound=4.0), lambda answers, facts, state: state, share=0.1, of="candidates"),)
-
-
-def _chosen(name: str, select: selection.Selection, summary: str, ask: tuple[Ask, ...] = ()) -> Method:
-    """A method that draws clients: their updates are averaged, because the draw already weighs them."""
-    return Method(name, select=select, ask=ask, aggregate=rules.uniform, summary=summary)
-
-
-def _combined(name: str, summary: str) -> Method:
-    return Method(name, aggregate=rules.RULES[name], summary=summary)
-
-
-BUILT_IN = (
-    Method("fedavg", private=False, summary="Federated averaging without privacy: the ceiling. NOT PRIVATE."),
-    Method("dp-fedavg", summary="Every client its own noise; updates weighted by size."),
-    Method(
-        "minimum-epsilon",
-        calibrate=Calibrate(strictest=True),
-        summary="Everyone uses the noise of the strictest client; updates weighted by size.",
-    ),
-    _chosen("uniform", selection.uniform(), "A few clients a round, all equally likely."),
-    _chosen("unbiased", selection.unbiased(), "A few clients a round, drawn in proportion to their records."),
-    _chosen(
-        "unbiased-compensated",
-        selection.compensated(),
-        "Privacy-aware draws with importance weights that keep the objective unbiased.",
-    ),
-    _chosen("privacy-aware", selection.privacy_aware(), "Draws clients to balance bias against noise (Problem 1)."),
-    _chosen(
-        "power-of-choice",
-        selection.power_of_choice(),
-        "Of some candidates, those with the largest released loss take part.",
-        _loudest(),
-    ),
-    _combined("weiavg", "Updates weighted by ε."),
-    _combined("pfa", "Noisy updates projected on the directions of the less noisy ones."),
-    Method(
-        "pfa-plus",
-        local=projected(),
-        aggregate=rules.RULES["pfa-plus"],
-        summary="PFA in the basis of the round before: private clients upload a few coefficients.",
-    ),
-    _combined("robust-hdp", "Noise estimated by principal component pursuit; updates weighted by its inverse."),
-    _combined("factor-hdp", "Noise estimated by factor analysis; updates weighted by its inverse (ours)."),
-    _combined("random-effects", "Weights 1/(σ² + τ²): noise against how much clients differ (ours)."),
-    _combined("declared-variance", "Updates weighted by the inverse of the noise that clients declare."),
-    _combined("column-norm", "Updates weighted by the inverse of their squared norm."),
-    _combined("optimum", "The oracle: inverse of the noise a simulation really used. Simulation only."),
-    *adaptive.ADAPTIVE,
-    *fairness.FAIR,
-)
-for _method in BUILT_IN:
-    register(_method)
+            raise BadInput(f"{where} has no option {option!r}: {has}")
+    try:
+        return factory(**options)
+    except TypeError as error:
+        raise BadInput(f"{where}: {error}") from None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sordino.errors import BadInput
+from sordino.made import Made, part
 from sordino.methods.training import Population, Training
 from sordino.privacy.accounting import calibrate
 from sordino.server import select
@@ -33,24 +34,55 @@ class Setting:
         return self.training.select or max(1, len(self.population.names) // 10)
 
     def only(self, some: NDArray[np.bool_]) -> Setting:
-        """The same for some of the clients."""
+        """The same setting, as if only some of the clients were there."""
         return replace(self, population=self.population.only(some), training=self.training.only(some))
 
 
 @dataclass(frozen=True)
+class Candidates:
+    """What a selection rule may look at in a round, once its candidates have answered.
+
+    ``clients``: the index of each candidate; ``answers``: their released answers by question, an entry a candidate;
+    ``taken``: how many turns every client of the study has taken so far; ``schedule``: the whole schedule.
+    """
+
+    clients: NDArray[np.int64]
+    answers: Mapping[str, NDArray[np.float64]]
+    taken: NDArray[np.int64]
+    schedule: Schedule
+    round: int
+
+
+@dataclass(frozen=True)
 class Selection:
-    """A selection rule by name: setting → the whole schedule."""
+    """A selection rule: who takes part in which round.
+
+    Attributes
+    ----------
+    name: what plans and reports call it.
+    schedule: setting → who is asked in which round, settled before training.
+    headroom: how many more turns than scheduled each client's noise is calibrated for, so that counts may adapt.
+    resolve: new probabilities for the clients that can still pay; None: the schedule stays as drawn.
+    choose: for a rule that picks participants by released answers: candidates → the places, among them, of those who
+        train. The schedule then asks candidates and caps their turns (``Schedule.caps``).
+    needs: the questions that ``choose`` uses, which candidates must be asked first.
+    draws: whether it draws ``training.select`` clients a round.
+    made: the factory and options that made it, set by ``sordino.made.part``.
+    """
 
     name: str
     schedule: Callable[[Setting], Schedule]
     headroom: float = 1.0
-    """How many more turns than scheduled each client's noise is calibrated for, so that counts may adapt under it."""
     resolve: Callable[[Setting, NDArray[np.bool_]], NDArray[np.float64]] | None = None
-    """New probabilities for the clients that can still pay; None: the schedule stays as drawn."""
+    choose: Callable[[Candidates], NDArray[np.int64]] | None = None
+    needs: tuple[str, ...] = ()
+    draws: bool = True
+    made: Made | None = None
 
 
+@part()
 def everyone() -> Selection:
-    """Every client, every round."""
+    """Every client takes part in every round."""
 
     def schedule(s: Setting) -> Schedule:
         if s.training.select is not None:
@@ -60,19 +92,22 @@ def everyone() -> Selection:
             )
         return select.everyone(len(s.population.names), s.training.rounds)
 
-    return Selection("everyone", schedule)
+    return Selection("everyone", schedule, draws=False)
 
 
+@part()
 def uniform() -> Selection:
     """N_select clients a round, with replacement, all equally likely."""
     return Selection("uniform", lambda s: _draw(s, "uniform", select.uniform(len(s.population.names))))
 
 
+@part()
 def unbiased() -> Selection:
     """N_select clients a round, with replacement, p ∝ n."""
     return Selection("unbiased", lambda s: _draw(s, "unbiased", select.unbiased(s.population.sizes)))
 
 
+@part()
 def privacy_aware(weight: float | None = None, headroom: float = 1.0) -> Selection:
     """p minimises ‖p−u‖₁ + √(‖p−u‖₁² + η Σ p² V) (Problem 1); η is ``weight``, or follows ``default_weight``.
 
@@ -88,14 +123,13 @@ def privacy_aware(weight: float | None = None, headroom: float = 1.0) -> Selecti
         found[alive] = aware_probabilities(s.only(alive), weight)
         return found
 
-    return Selection(
-        "privacy-aware",
-        lambda s: _draw(s, "privacy-aware", aware_probabilities(s, weight)),
-        headroom,
-        resolve if headroom > 1 else None,
-    )
+    def schedule(s: Setting) -> Schedule:
+        return _draw(s, "privacy-aware", aware_probabilities(s, weight))
+
+    return Selection("privacy-aware", schedule, headroom, resolve if headroom > 1 else None)
 
 
+@part()
 def compensated(weight: float | None = None) -> Selection:
     """The probabilities of ``privacy_aware`` with importance weights u/p, so that the objective stays unbiased."""
 
@@ -106,6 +140,7 @@ def compensated(weight: float | None = None) -> Selection:
     return Selection("unbiased-compensated", schedule)
 
 
+@part()
 def power_of_choice(candidates: int | None = None, headroom: float = 2.0) -> Selection:
     """Of ``candidates`` clients drawn ∝ n, the N_select with the largest released loss (Cho et al. 2022)."""
 
@@ -114,7 +149,13 @@ def power_of_choice(candidates: int | None = None, headroom: float = 2.0) -> Sel
         rounds = s.training.rounds
         return select.power_of_choice(s.population.sizes, rounds, count, s.select, s.seed, headroom=headroom)
 
-    return Selection("power-of-choice", schedule)
+    def choose(asked: Candidates) -> NDArray[np.int64]:
+        drawn, caps = asked.schedule, np.asarray(asked.schedule.caps)
+        kept = select.choose(asked.clients, asked.answers["loss"], drawn.select, asked.taken, caps)
+        places = [int(np.flatnonzero(asked.clients == one)[0]) for one in np.sort(kept)]
+        return np.array(places, dtype=np.int64)
+
+    return Selection("power-of-choice", schedule, choose=choose, needs=("loss",))
 
 
 def noise_factors(s: Setting) -> NDArray[np.float64]:

@@ -9,17 +9,13 @@ steps of clipped gradients reach at most K·η·C. Both follow from public facts
     far beyond its reach   scaled down to ``SLACK`` times what its steps and noise can explain
     more noise than told   counted with the variance that its norm proves (``believable``)
     less noise than told   estimated variances are not believed below ``FLOOR`` times what the plan asked for
-    wrong shape            refused before it enters the matrix (``stack``)
+    wrong shape            refused before it enters the matrix
 """
 
 from __future__ import annotations
 
-import inspect
-import logging
 import math
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import wraps
 from typing import Any
 
 import numpy as np
@@ -28,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sordino.errors import BadInput
-from sordino.server.facts import Added, Array, Facts, Outcome, State
+from sordino.server.facts import Array, Facts
 
 SLACK = 5.0
 """How many times its own reach, or the typical reach, a client's update may have."""
@@ -39,33 +35,19 @@ FLOOR = 0.25
 NORM_BLOCK = 4096
 """Entries whose squares are summed in float32."""
 
-PER_ROW = ("estimated_variances", "votes")
-"""Diagnostics with an entry for each row that was kept; refused rows get None, so that entries match participants."""
-
-log = logging.getLogger("sordino.server")
-
 
 @dataclass(frozen=True)
 class Screened:
-    """A round's updates after the defence: rows that may count, their facts, which they are, and what was done."""
+    """A round's updates after the defence: rows that may count, their facts, which they are, and what was done.
+
+    ``updates`` are the rows themselves, [kept, d]; or what adds them up, for rules that need no more
+    (``server.running``).
+    """
 
     updates: Any
-    """The rows themselves, [kept, d]; or what adds them up, for rules that need no more (``server.running``)."""
     facts: Facts
     kept: NDArray[np.int64]
-    norms: Array
     lines: tuple[str, ...]
-
-
-def stack(uploads: Sequence[Any], dimension: int) -> Tensor:
-    """Uploads as rows; one of a wrong shape or kind becomes a row of NaN, which every rule refuses by name."""
-    rows = torch.full((len(uploads), dimension), math.nan)
-    for row, upload in zip(rows, uploads):
-        if isinstance(upload, np.ndarray) and upload.dtype.kind in "fiu":
-            upload = torch.from_numpy(upload)
-        if isinstance(upload, Tensor) and upload.shape == (dimension,) and not upload.is_complex():
-            row.copy_(upload)
-    return rows
 
 
 def step_length(facts: Facts) -> float:
@@ -105,26 +87,40 @@ def row_norms(updates: Tensor) -> Array:
 
 
 def screen(updates: Tensor, facts: Facts, *, refuse_small: bool = False) -> Screened:
-    """Refuse what is not finite (and what is too small for the noise it should hold, if asked); bound the rest."""
+    """Refuse rows with an upload that is not finite (and updates too small for their noise, if asked); bound the rest.
+
+    ``facts.uploads``, what was sent beside the updates, is screened alike; what is as wide as an update is also bounded
+    like one.
+    """
     _check_shapes(updates, facts)
     norms = row_norms(updates)
     finite = np.isfinite(norms)
+    for values in facts.uploads.values():
+        finite &= torch.isfinite(values).flatten(1).all(1).cpu().numpy()
     small = (norms == 0.0) | (norms**2 < FLOOR * updates.shape[1] * facts.variances)
     refused = ~finite | (small & refuse_small)
     lines = [refused_line(facts, i, bool(finite[i])) for i in np.flatnonzero(refused).tolist()]
     kept = np.flatnonzero(~refused)
     if len(kept) < len(norms):
-        updates, facts, norms = updates[torch.from_numpy(kept).to(updates.device)], only(facts, kept), norms[kept]
-    limits = limits_of(norms, facts, updates.shape[1])
+        updates, facts, norms = updates[torch.from_numpy(kept).to(updates.device)], facts.only(kept), norms[kept]
+    uploads = dict(facts.uploads)
+    for name, values in uploads.items():
+        if values.shape == updates.shape:
+            uploads[name] = _bounded(values, row_norms(values), facts, lines)[0]
+    updates, norms = _bounded(updates, norms, facts, lines)
+    return Screened(updates, replace(facts, norms=norms, uploads=uploads), kept, tuple(lines))
+
+
+def _bounded(rows: Tensor, norms: Array, facts: Facts, lines: list[str]) -> tuple[Tensor, Array]:
+    """The rows, scaled down where they are longer than steps and noise explain, and their norms then."""
+    limits = limits_of(norms, facts, rows.shape[1])
     beyond = np.flatnonzero(norms > limits)
-    if len(beyond):
-        lines += [bounded_line(facts, i, norms[i], limits[i]) for i in beyond.tolist()]
-        factors = torch.ones(len(norms), dtype=updates.dtype, device=updates.device)
-        factors[torch.from_numpy(beyond).to(updates.device)] = torch.as_tensor(limits[beyond] / norms[beyond]).to(
-            factors
-        )
-        updates, norms = updates * factors[:, None], np.minimum(norms, limits)
-    return Screened(updates, facts, kept, norms, tuple(lines))
+    if not len(beyond):
+        return rows, norms
+    lines += [bounded_line(facts, i, norms[i], limits[i]) for i in beyond.tolist()]
+    factors = torch.ones(len(norms), dtype=rows.dtype, device=rows.device)
+    factors[torch.from_numpy(beyond).to(rows.device)] = torch.as_tensor(limits[beyond] / norms[beyond]).to(factors)
+    return rows * factors[:, None], np.minimum(norms, limits)
 
 
 def refused_line(facts: Facts, row: int, finite: bool) -> str:
@@ -156,12 +152,12 @@ def limits_of(norms: Array, facts: Facts, dimension: int) -> Array:
     return np.asarray(np.where(limits > 0.0, limits, math.inf))
 
 
-def believable(screened: Screened) -> tuple[Array, list[str]]:
+def believable(facts: Facts, dimension: int) -> tuple[Array, list[str]]:
     """Declared variances, raised where a client's norm proves more noise: ((‖u_i‖ − K_iηC)/√d)²."""
-    facts, dimension = screened.facts, screened.updates.shape[1]
     signal, noise = reach(facts, dimension)
-    proven = np.maximum(screened.norms - signal, 0.0) ** 2 / dimension
-    more = screened.norms > signal + noise
+    norms = np.asarray(facts.norms)
+    proven = np.maximum(norms - signal, 0.0) ** 2 / dimension
+    more = norms > signal + noise
     lines = [
         f"round {facts.round}: client {facts.clients[i]} declared noise variance {facts.variances[i]:.3g}, its update "
         f"shows at least {proven[i]:.3g}: counted with that"
@@ -181,87 +177,8 @@ def plausible(estimates: Array, facts: Facts) -> tuple[Array, list[str]]:
     return np.maximum(estimates, least), lines
 
 
-def only(facts: Facts, rows: NDArray[np.int64]) -> Facts:
-    """The facts of these rows; per-row arrays among the extras follow."""
-    count = len(facts.clients)
-    per_row = ("clients", "sizes", "epsilons", "batches", "noises", "steps", "variances", "selection")
-    extra = {
-        name: value[rows] if isinstance(value, np.ndarray) and value.shape[:1] == (count,) else value
-        for name, value in facts.extra.items()
-    }
-    return replace(facts, extra=extra, **{name: getattr(facts, name)[rows] for name in per_row})
-
-
 def _check_shapes(updates: Tensor, facts: Facts) -> None:
     if updates.ndim != 2 or updates.shape[0] != len(facts.clients):
         raise BadInput(
             f"updates have shape {tuple(updates.shape)} but {len(facts.clients)} rows of facts: a row each is needed"
         )
-
-
-Inner = Callable[..., Outcome]
-
-
-def defended(
-    *, refuse_small: bool = False, weights: Callable[[Facts], Array] | None = None
-) -> Callable[[Inner], Callable[..., Outcome]]:
-    """Make a rule over screened rows into a rule over all rows: refused clients have weight 0 and are named.
-
-    ``weights`` says that the rule is Σ w_i Δ_i with weights from facts alone, those of some rows in proportion to those
-    of all: its uploads may be added up as they come (``server.running``) instead of being held.
-
-    Also adds to the diagnostics what every rule should show: the noise power of the combined update, Σ w_i²σ_i² by
-    declared variances (over η² when the facts hold ``lr``: the paper's Table 10), and the least possible.
-    """
-
-    by_facts = weights
-
-    def around(inner: Inner) -> Callable[..., Outcome]:
-        known = [name for name in inspect.signature(inner).parameters if name not in ("screened", "state")]
-
-        @wraps(inner)
-        def rule(updates: Tensor | Added, facts: Facts, state: State, **options: Any) -> Outcome:
-            for name in options:
-                if name not in known:
-                    has = f"use {', '.join(known)}" if known else "it has none"
-                    raise BadInput(f"{inner.__name__.strip('_').replace('_', '-')} has no option {name!r}: {has}")
-            if isinstance(updates, Tensor):
-                screened = screen(updates, facts, refuse_small=refuse_small)
-            else:
-                screened = updates.screened()
-            if len(screened.kept) == 0:
-                lines = [*screened.lines, f"round {facts.round}: no update could be used, the model stays as it is"]
-                outcome = Outcome(updates.new_zeros(updates.shape[1]), np.zeros(0), state)
-            else:
-                outcome = inner(screened, state, **options)
-                lines = [*screened.lines, *outcome.diagnostics.get("log", ())]
-            for line in lines:
-                log.warning(line)
-            weights = None
-            diagnostics = {name: value for name, value in outcome.diagnostics.items() if name != "log"}
-            for name in PER_ROW:
-                if name in diagnostics:
-                    found = dict(zip(screened.kept.tolist(), diagnostics[name]))
-                    diagnostics[name] = [found.get(row) for row in range(len(facts.clients))]
-            if outcome.weights is not None:
-                weights = np.zeros(len(facts.clients))
-                weights[screened.kept] = outcome.weights
-                diagnostics |= noise_after(outcome.weights, screened.facts)
-            if lines:
-                diagnostics["log"] = lines
-            return replace(outcome, weights=weights, diagnostics=diagnostics)
-
-        rule.__dict__["weights"] = by_facts
-        return rule
-
-    return around
-
-
-def noise_after(weights: Array, facts: Facts) -> dict[str, float]:
-    """Σ w_i²σ_i² and its minimum 1/Σσ_i⁻² by declared variances, over η² when known; nothing without noise."""
-    if len(weights) == 0 or not (facts.variances > 0).all():
-        return {}
-    rate = float(facts.extra.get("lr", 1.0))
-    declared = facts.variances / rate**2
-    least = 1.0 / float((1.0 / declared).sum())
-    return {"noise_power": float((weights**2 * declared).sum()), "least_noise_power": least}

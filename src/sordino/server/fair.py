@@ -1,14 +1,14 @@
 """The server's half of the fairness methods: what released losses tell, q-FFL, SCAFFOLD, FedDyn, ALI-DPFL's pace.
 
-Everything is computed from releases and public facts, so it is free. The rules screen their input like all others
-(``server.defend``); ``combine`` names the rule that weighs the updates in those that add something to a combination.
+Everything is computed from releases and public facts, so it is free. ``combine`` names the rule that weighs the
+updates in those that add something to a combination.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -16,28 +16,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sordino.errors import BadInput
-from sordino.server import rules
-from sordino.server.defend import Screened, defended, screen
-from sordino.server.facts import Array, Facts, Outcome, Rule, State
-from sordino.server.shares import data_shares, weighted
+from sordino.made import part
+from sordino.server import broadcast
+from sordino.server.facts import Array, Facts, Memory, Outcome, Told
+from sordino.server.rule import Aggregate, weighted
+from sordino.server.rules import inner_rule
 
 MOST_STEPS = 100
 """ALI-DPFL never takes more local steps than this in a round."""
 
-Conclude = Callable[[Tensor, Facts, State], State]
 
-
-def about(**said: Any) -> Callable[[Callable[..., Outcome]], Callable[..., Outcome]]:
-    """What a rule says about itself: ``needs`` (questions), ``partner`` (the local rule's half), ``adaptive``."""
-
-    def mark(rule: Callable[..., Outcome]) -> Callable[..., Outcome]:
-        rule.__dict__.update(said)
-        return rule
-
-    return mark
-
-
-def hear_loss(kappa: float = 2.5, floor: float = 0.1, ceiling: float = 10.0, adapt: bool = True) -> Conclude:
+def hear_loss(
+    kappa: float = 2.5, floor: float = 0.1, ceiling: float = 10.0, adapt: bool = True
+) -> Callable[[Tensor, Facts], Told]:
     """F(w_t) = Σ p_i F_i as ``mean_loss`` and, with ``adapt``, the next bound C_l = max(floor, κ F) ≤ ceiling.
 
     p_i = n_i/Σn over those who answered. The published bound, C_l = F, shrinks in expectation and 0 absorbs; the
@@ -48,21 +39,24 @@ def hear_loss(kappa: float = 2.5, floor: float = 0.1, ceiling: float = 10.0, ada
     if adapt and not (math.isfinite(kappa) and kappa > 1):
         raise BadInput(f"kappa={kappa!r}: the next loss bound is κ times the mean loss, with κ > 1")
 
-    def conclude(answers: Tensor, facts: Facts, state: State) -> State:
+    def conclude(answers: Tensor, facts: Facts) -> Told:
         losses = answers.detach().double().cpu().numpy()
-        shares = data_shares(facts) * facts.selection * np.isfinite(losses)
+        shares = facts.data_shares * facts.selection * np.isfinite(losses)
         if not shares.sum() > 0:
-            return state
+            return Told()
         mean = float((shares * np.where(np.isfinite(losses), losses, 0.0)).sum() / shares.sum())
-        found = {**state, "public/mean_loss": mean}
-        return {**found, "public/loss_bound": min(ceiling, max(floor, kappa * mean))} if adapt else found
+        bound = {"loss_bound": min(ceiling, max(floor, kappa * mean))} if adapt else {}
+        return Told({"mean_loss": mean, **bound})
 
     return conclude
 
 
-@about(needs=("loss",))
-@defended()
-def q_ffl(screened: Screened, state: State, *, q: float = 0.1, least: float = 0.01, corrected: bool = False) -> Outcome:
+LOSS_BROADCASTS = {"mean_loss": broadcast.number(-1e4, 1e4), "loss_bound": broadcast.number(1e-6, 1e6)}
+"""What ``hear_loss`` broadcasts."""
+
+
+@part(named=True)
+def q_ffl(*, q: float = 0.1, least: float = 0.01, corrected: bool = False) -> Aggregate:
     """q-FedAvg (Li et al. 2020): Δ_k = F_k^q(w − w_k)/η, h_k = qF_k^(q−1)‖(w − w_k)/η‖² + F_k^q/η, w ← w − ΣΔ/Σh.
 
     F_k is the released loss at w, raised to ``least``: noise can make it negative. q = 0 is the plain mean. With
@@ -70,80 +64,89 @@ def q_ffl(screened: Screened, state: State, *, q: float = 0.1, least: float = 0.
     """
     if not (math.isfinite(q) and q >= 0 and least > 0):
         raise BadInput(f"q-ffl has q={q!r} and least={least!r}: q ≥ 0 and least > 0 are needed")
-    facts = screened.facts
-    heard = facts.extra["loss"].detach().double().reshape(-1).cpu().numpy()[screened.kept]
-    losses = np.maximum(np.where(np.isfinite(heard), heard, least), least)
-    rate = float(facts.extra["lr"])
-    amplified = losses**q
-    noise = screened.updates.shape[1] * facts.variances if corrected else 0.0
-    squares = np.maximum(0.0, screened.norms**2 - noise)
-    curvature = q * losses ** (q - 1) * squares / rate**2 + amplified / rate
-    weights = facts.selection * amplified / rate / float((facts.selection * curvature).sum())
-    return Outcome(weighted(screened.updates, weights), weights, state, {"mean_loss": float(losses.mean())})
+
+    def combine(updates: Tensor, facts: Facts, memory: Memory) -> Outcome:
+        heard, rate = facts.answers["loss"], facts.lr
+        losses = np.maximum(np.where(np.isfinite(heard), heard, least), least)
+        amplified = losses**q
+        noise = updates.shape[1] * facts.variances if corrected else 0.0
+        squares = np.maximum(0.0, np.asarray(facts.norms) ** 2 - noise)
+        curvature = q * losses ** (q - 1) * squares / rate**2 + amplified / rate
+        weights = facts.selection * amplified / rate / float((facts.selection * curvature).sum())
+        return Outcome(weighted(updates, weights), weights, memory, {"mean_loss": float(losses.mean())})
+
+    return Aggregate("q-ffl", combine, needs=("loss",))
 
 
-@about(partner="scaffold")
-def scaffold(updates: Tensor, facts: Facts, state: State, *, combine: str = "data-weighted") -> Outcome:
+@part(named=True)
+def scaffold(*, combine: str | Aggregate = "data-weighted") -> Aggregate:
     """SCAFFOLD: combine, and c ← c + Σ (n_i/n)(c_i⁺ − c_i), c_i⁺ − c_i = −Δ_i/(K_iη) − c, over those who took part.
 
-    n counts all clients, so that c = Σ (n_i/n) c_i stays true under any participation.
+    n counts all clients, so that c = Σ (n_i/n) c_i stays true under any participation. c is broadcast as ``control``.
     """
-    outcome = _combine(combine)(updates, facts, state)
-    screened = screen(updates, facts)
-    control = state.get("public/control", torch.zeros_like(updates[0]))
-    rows = _last_rows(screened.facts.clients)
-    shares = screened.facts.sizes[rows] / float(facts.extra["records"])
-    pace = screened.facts.steps[rows] * float(facts.extra["lr"])
-    change = weighted(_rows(screened.updates, rows), -shares / pace) - float(shares.sum()) * control
-    return _with_state(outcome, {"public/control": control + change})
+    inner = inner_rule(combine)
+
+    def both(updates: Tensor, facts: Facts, memory: Memory) -> Outcome:
+        outcome = inner.combine(updates, facts, memory)
+        control = facts.public.get("control", torch.zeros_like(updates[0]))
+        rows = _last_rows(facts.clients)
+        shares = facts.sizes[rows] / float(facts.records)
+        pace = facts.steps[rows] * facts.lr
+        change = weighted(_rows(updates, rows), -shares / pace) - float(shares.sum()) * control
+        return replace(outcome, told=Told({"control": control + change}))
+
+    known = {"control": broadcast.vector(1e6)}
+    return Aggregate("scaffold", both, partner="scaffold", refuse_small=inner.refuse_small, broadcasts=known)
 
 
-@about(partner="feddyn")
-def feddyn(updates: Tensor, facts: Facts, state: State, *, combine: str = "data-weighted") -> Outcome:
+@part(named=True)
+def feddyn(*, combine: str | Aggregate = "data-weighted") -> Aggregate:
     """FedDyn: h ← h − α Σ (n_i/n)Δ_i, w ← w + ΣwΔ − h/α. The server keeps −h/α, which does not depend on α."""
-    outcome = _combine(combine)(updates, facts, state)
-    screened = screen(updates, facts)
-    rows = _last_rows(screened.facts.clients)
-    shares = screened.facts.sizes[rows] / float(facts.extra["records"])
-    moved = state.get("feddyn_moved", torch.zeros_like(updates[0])) + weighted(_rows(screened.updates, rows), shares)
-    stepped = Outcome(outcome.delta + moved, outcome.weights, outcome.state, outcome.diagnostics)
-    return _with_state(stepped, {"feddyn_moved": moved})
+    inner = inner_rule(combine)
+
+    def both(updates: Tensor, facts: Facts, memory: Memory) -> Outcome:
+        outcome = inner.combine(updates, facts, memory)
+        rows = _last_rows(facts.clients)
+        shares = facts.sizes[rows] / float(facts.records)
+        moved = memory.get("feddyn_moved", torch.zeros_like(updates[0])) + weighted(_rows(updates, rows), shares)
+        return replace(outcome, delta=outcome.delta + moved, memory={**outcome.memory, "feddyn_moved": moved})
+
+    return Aggregate("feddyn", both, partner="feddyn", refuse_small=inner.refuse_small)
 
 
-@about(adaptive=True)
-def ali_dpfl(
-    updates: Tensor, facts: Facts, state: State, *, combine: str = "data-weighted", convexity: float | None = None
-) -> Outcome:
+@part(named=True)
+def ali_dpfl(*, combine: str | Aggregate = "data-weighted", convexity: float | None = None) -> Aggregate:
     """ALI-DPFL: combine, and set the local steps of the next round to τ* (``optimal_steps``).
 
     Γμ and μ are estimated from the updates alone (``heterogeneity``, ``secant``); ``convexity`` fixes μ instead.
     """
-    outcome = _combine(combine)(updates, facts, state)
-    screened = screen(updates, facts)
-    known = screened.facts
-    if len(screened.kept) == 0:
-        return outcome
-    shares, pace = data_shares(known), known.steps * float(facts.extra["lr"])
-    gradients = _Gradients(screened.updates, shares, pace, known.variances / pace**2)
-    counted = np.zeros(len(shares)) if outcome.weights is None else outcome.weights[screened.kept]
-    kept = _secant(state, gradients, outcome.delta * float(facts.extra["server_lr"]), counted)
-    kept["ali_spread"] = state.get("ali_spread", 0.0) + gradients.spread()
-    kept["ali_rounds"] = int(state.get("ali_rounds", 0)) + 1
-    mu = convexity or float(np.clip((1 + kept["ali_product"]) / (1 + kept["ali_square"]), 0.1, 10.0))
-    spread = max(0.0, kept["ali_spread"] / kept["ali_rounds"])
-    noise = float((shares * known.variances * known.batches**2 / (pace * float(facts.extra["lr"]))).sum())
-    left, rounds = int(np.max(facts.extra["steps_left"])), int(facts.extra["rounds"]) - facts.round
-    steps = optimal_steps(
-        clip=float(facts.extra["clip"]),
-        noise_variance=noise * updates.shape[1] / float(known.batches.min()) ** 2,
-        convexity=mu,
-        heterogeneity=spread / (2 * mu),
-        budget=int(np.max(facts.extra["step_budget"])),
-    )
-    kept["public/steps"] = 1 if rounds >= left else steps
-    shown = {"next_steps": kept["public/steps"], "convexity": mu, "heterogeneity": spread / (2 * mu)}
-    told = Outcome(outcome.delta, outcome.weights, outcome.state, {**outcome.diagnostics, **shown})
-    return _with_state(told, kept)
+    inner = inner_rule(combine)
+
+    def both(updates: Tensor, facts: Facts, memory: Memory) -> Outcome:
+        outcome = inner.combine(updates, facts, memory)
+        shares, pace = facts.data_shares, facts.steps * facts.lr
+        gradients = _Gradients(updates, shares, pace, facts.variances / pace**2)
+        counted = np.zeros(len(shares)) if outcome.weights is None else outcome.weights
+        kept = _secant(memory, gradients, outcome.delta * facts.server_lr, counted)
+        kept["ali_spread"] = memory.get("ali_spread", 0.0) + gradients.spread()
+        kept["ali_rounds"] = int(memory.get("ali_rounds", 0)) + 1
+        mu = convexity or float(np.clip((1 + kept["ali_product"]) / (1 + kept["ali_square"]), 0.1, 10.0))
+        spread = max(0.0, kept["ali_spread"] / kept["ali_rounds"])
+        noise = float((shares * facts.variances * facts.batches**2 / (pace * facts.lr)).sum())
+        steps = optimal_steps(
+            clip=facts.clip,
+            noise_variance=noise * updates.shape[1] / float(facts.batches.min()) ** 2,
+            convexity=mu,
+            heterogeneity=spread / (2 * mu),
+            budget=int(np.max(np.asarray(facts.step_budget))),
+        )
+        left = int(np.max(np.asarray(facts.steps_left)))
+        steps = 1 if facts.rounds - facts.round >= left else steps
+        shown = {"next_steps": steps, "convexity": mu, "heterogeneity": spread / (2 * mu)}
+        remembered = {**outcome.memory, **kept}
+        return replace(outcome, memory=remembered, diagnostics={**outcome.diagnostics, **shown}, next_steps=steps)
+
+    return Aggregate("ali-dpfl", both, refuse_small=inner.refuse_small, sets_steps=True)
 
 
 def optimal_steps(
@@ -184,19 +187,19 @@ class _Gradients:
         return float((self.shares * self.squares).sum()) - float(self.mean.double().square().sum()) - noise
 
 
-def _secant(state: State, now: _Gradients, step: Tensor, counted: Array) -> State:
+def _secant(memory: Memory, now: _Gradients, step: Tensor, counted: Array) -> Memory:
     """Sums over rounds of ⟨ḡ_t − ḡ_(t−1), Δ⟩/s² and ‖Δ‖²/s², Δ = w_t − w_(t−1): their quotient estimates μ.
 
     Δ holds the noise of ḡ_(t−1), which adds d Σ p_i c_i K_iη v_i to the product, c_i what the client counted for. The
     quotient of one round errs by s/‖Δ‖, s² = 2 Σ p_i²v_i, so that 1 added to both sums is the prior μ = 1 ± 1, which
     holds until the rounds together know better.
     """
-    product, square = float(state.get("ali_product", 0.0)), float(state.get("ali_square", 0.0))
-    if "ali_step" in state:
-        before: Tensor = state["ali_step"]
+    product, square = float(memory.get("ali_product", 0.0)), float(memory.get("ali_square", 0.0))
+    if "ali_step" in memory:
+        before: Tensor = memory["ali_step"]
         error = 2 * float((now.shares**2 * now.variances).sum()) + 1e-12
-        change = float(((now.mean - state["ali_mean"]).double() * before.double()).sum())
-        product += (change - float(state["ali_excess"])) / error
+        change = float(((now.mean - memory["ali_mean"]).double() * before.double()).sum())
+        product += (change - float(memory["ali_excess"])) / error
         square += float(before.double().square().sum()) / error
     excess = now.dimension * float((now.shares * counted * now.pace * now.variances).sum())
     return {
@@ -208,12 +211,6 @@ def _secant(state: State, now: _Gradients, step: Tensor, counted: Array) -> Stat
     }
 
 
-def _combine(name: str) -> Rule:
-    if name not in rules.RULES:
-        raise BadInput(f"aggregate.combine = {name!r} is unknown: use one of {', '.join(rules.RULES)}")
-    return rules.RULES[name]
-
-
 def _last_rows(clients: NDArray[np.int64]) -> NDArray[np.int64]:
     """The last row of every client: where one was drawn twice, its state is what its last turn left."""
     return np.array(sorted({int(client): row for row, client in enumerate(clients)}.values()), dtype=np.int64)
@@ -223,8 +220,9 @@ def _rows(updates: Tensor, rows: NDArray[np.int64]) -> Tensor:
     return updates if len(rows) == len(updates) else updates[torch.from_numpy(rows).to(updates.device)]
 
 
-def _with_state(outcome: Outcome, found: State) -> Outcome:
-    return Outcome(outcome.delta, outcome.weights, {**outcome.state, **found}, outcome.diagnostics)
-
-
-FAIR_RULES: dict[str, Rule] = {"q-ffl": q_ffl, "scaffold": scaffold, "feddyn": feddyn, "ali-dpfl": ali_dpfl}
+FAIR_RULES: dict[str, Callable[..., Aggregate]] = {
+    "q-ffl": q_ffl,
+    "scaffold": scaffold,
+    "feddyn": feddyn,
+    "ali-dpfl": ali_dpfl,
+}

@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import torch
@@ -25,20 +26,22 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sordino.errors import BadInput
-from sordino.server.defend import Screened, defended
-from sordino.server.facts import Array, Facts, Outcome, State
-from sordino.server.shares import budget_shares, weighted
-
-BASIS, LENGTHS, PRIVATE = "public/basis", "public/basis_sizes", "public/each/private"
-"""What PFA+ broadcasts: V, the length of every tensor, and to every client whether it is private."""
-
-Layout = tuple[tuple[str, tuple[int, ...], int], ...]
+from sordino.made import part
+from sordino.server import broadcast
+from sordino.server.facts import Array, Facts, Layout, Memory, Outcome, Told
+from sordino.server.rule import Aggregate, weighted
 
 
-@defended()
-def pfa(
-    screened: Screened, state: State, *, directions: int = 1, split: str = "mixture", share: float = 0.1
-) -> Outcome:
+def budget_shares(epsilons: Array) -> Array:
+    """ε_i/Σε; rows with ε = ∞ share everything, the limit of the formula."""
+    public = np.isinf(epsilons)
+    if public.any():
+        return np.asarray(public / public.sum())
+    return np.asarray(epsilons / epsilons.sum())
+
+
+@part(named=True)
+def pfa(*, directions: int = 1, split: str = "mixture", share: float = 0.1) -> Aggregate:
     """Projected federated averaging with this round's basis.
 
     Parameters
@@ -46,73 +49,88 @@ def pfa(
     directions : k, principal directions per tensor (as many as the public updates have, if fewer).
     split : ``mixture`` (two Gaussians over ε) or ``top-share`` (the largest ``share`` of the budgets is public).
     """
-    public = public_rows(screened.facts.epsilons, split, share)
-    basis = principal_directions(screened.updates[_index(public, screened.updates)], screened.facts.layout, directions)
-    return _combine(screened, state, public, basis)
+    _check(directions, split, share)
+
+    def combine(updates: Tensor, facts: Facts, memory: Memory) -> Outcome:
+        public = public_rows(facts.epsilons, split, share)
+        basis = principal_directions(updates[_index(public, updates)], facts.layout, directions)
+        return _combine(updates, facts, public, basis)
+
+    return Aggregate("pfa", combine)
 
 
-def pfa_plus(updates: Tensor, facts: Facts, state: State, **options: Any) -> Outcome:
+@part(named=True)
+def pfa_plus(*, directions: int = 1, split: str = "mixture", share: float = 0.1) -> Aggregate:
     """PFA with the basis of the round before, in which private clients upload; broadcasts this round's for the next.
 
     Private clients may upload whole updates or coefficients: the result is the same, because V Vᵀ is a projection. In
-    the first round (no basis yet) it is ``pfa``, and it has the same options.
+    the first round (no basis yet) it is ``pfa``, and it has the same options. It broadcasts ``basis`` (V),
+    ``basis_sizes`` (the length of every tensor) and to every client whether it is ``private``.
     """
-    sent = facts.extra.get("coefficients")
-    if sent is not None and BASIS in state:
-        short = torch.from_numpy(_told_private(facts, state)).to(updates.device)
-        updates = torch.where(short[:, None], expand(sent, state[BASIS], facts.layout), updates)
-    return _pfa_plus(updates, facts, state, **options)
+    _check(directions, split, share)
+
+    def receive(uploads: Mapping[str, Tensor], facts: Facts) -> Tensor:
+        updates, sent = uploads["update"], uploads.get("coefficients")
+        if sent is None or "basis" not in facts.public:
+            return updates
+        short = torch.from_numpy(_told_private(facts)).to(updates.device)
+        return torch.where(short[:, None], expand(sent, facts.public["basis"], facts.layout), updates)
+
+    def combine(updates: Tensor, facts: Facts, memory: Memory) -> Outcome:
+        large = public_rows(facts.epsilons, split, share)
+        public = large & ~_told_private(facts)
+        fresh = principal_directions(updates[_index(public, updates)], facts.layout, directions)
+        basis = facts.public.get("basis", fresh)
+        lengths = [part.stop - part.start for part in tensors(facts.layout, updates.shape[1])]
+        before = facts.each.get("private", basis.new_zeros(facts.population, 1))
+        told = basis.new_zeros(max(len(before), int(facts.clients.max()) + 1), 1)
+        told[: len(before)] = before
+        told[torch.from_numpy(facts.clients).to(told.device), 0] = torch.from_numpy(~large).to(told)
+        news = {"basis": fresh if public.any() else basis, "basis_sizes": lengths}
+        return replace(_combine(updates, facts, public, basis), told=Told(news, {"private": told}))
+
+    broadcasts = {
+        "basis": broadcast.together("basis_sizes", broadcast.directions),
+        "basis_sizes": broadcast.together("basis", broadcast.lengths),
+        "private": broadcast.number(0, 1, whole=True),
+    }
+    return Aggregate("pfa-plus", combine, broadcasts=broadcasts, receive=receive)
 
 
-@defended()
-def _pfa_plus(
-    screened: Screened, state: State, *, directions: int = 1, split: str = "mixture", share: float = 0.1
-) -> Outcome:
-    facts = screened.facts
-    large = public_rows(facts.epsilons, split, share)
-    public = large & ~_told_private(facts, state)
-    rows = screened.updates[_index(public, screened.updates)]
-    fresh = principal_directions(rows, facts.layout, directions)
-    basis = state.get(BASIS, fresh)
-    lengths = [part.stop - part.start for part in tensors(facts.layout, screened.updates.shape[1])]
-    before = state.get(PRIVATE, basis.new_zeros(int(facts.extra.get("clients", 0)), 1))
-    told = basis.new_zeros(max(len(before), int(facts.clients.max()) + 1), 1)
-    told[: len(before)] = before
-    told[torch.from_numpy(facts.clients).to(told.device), 0] = torch.from_numpy(~large).to(told)
-    following = {**state, BASIS: fresh if public.any() else basis, LENGTHS: lengths, PRIVATE: told}
-    return _combine(screened, following, public, basis)
-
-
-def _told_private(facts: Facts, state: State) -> NDArray[np.bool_]:
+def _told_private(facts: Facts) -> NDArray[np.bool_]:
     """Which rows belong to clients that were told to send coefficients."""
-    if PRIVATE not in state:
+    if "private" not in facts.each:
         return np.zeros(len(facts.clients), dtype=bool)
-    told = state[PRIVATE].cpu().numpy()[:, 0] > 0
+    told = facts.each["private"].cpu().numpy()[:, 0] > 0
     known = facts.clients < len(told)
     return np.asarray(known & told[np.where(known, facts.clients, 0)])
 
 
-def _combine(screened: Screened, state: State, public: NDArray[np.bool_], basis: Tensor) -> Outcome:
-    updates, facts = screened.updates, screened.facts
+def _combine(updates: Tensor, facts: Facts, public: NDArray[np.bool_], basis: Tensor) -> Outcome:
     mix = budget_shares(facts.epsilons)
     shown = {"public": facts.clients[public].tolist(), "public_share": float(mix[public].sum())}
     if public.all() or not public.any():
-        return Outcome(weighted(updates, mix), mix, state, shown)
+        return Outcome(weighted(updates, mix), mix, {}, shown)
     quiet, noisy = updates[_index(public, updates)], updates[_index(~public, updates)]
     centre = quiet.mean(0) if len(quiet) > 1 else torch.zeros_like(quiet[0])
     private = weighted(noisy, budget_shares(facts.epsilons[~public]))
     projected = centre + expand(coefficients(private - centre, basis, facts.layout), basis, facts.layout)
     open_part = weighted(quiet, budget_shares(facts.epsilons[public]))
     part = float(mix[public].sum())
-    return Outcome(part * open_part + (1.0 - part) * projected, None, state, shown)
+    return Outcome(part * open_part + (1.0 - part) * projected, None, {}, shown)
 
 
-def public_rows(epsilons: Array, split: str, share: float) -> NDArray[np.bool_]:
-    """Which rows count as public. All of them when budgets do not differ; ε = ∞ is public and leaves no one else so."""
+def _check(directions: int, split: str, share: float) -> None:
+    if directions < 1:
+        raise BadInput(f"directions = {directions} must be at least 1")
     if split not in ("mixture", "top-share"):
         raise BadInput(f"split {split!r} is unknown: use mixture or top-share")
     if not 0.0 < share < 1.0:
         raise BadInput(f"share {share!r} of public clients must lie between 0 and 1")
+
+
+def public_rows(epsilons: Array, split: str, share: float) -> NDArray[np.bool_]:
+    """Which rows count as public. All of them when budgets do not differ; ε = ∞ is public and leaves no one else so."""
     unbounded = np.isinf(epsilons)
     if unbounded.any():
         return unbounded
@@ -157,15 +175,13 @@ def principal_directions(public: Tensor, layout: Layout, directions: int) -> Ten
 
     One public update is its own direction (not centred). Directions that the updates do not have are zero columns.
     """
-    if directions < 1:
-        raise BadInput(f"directions = {directions} must be at least 1")
     dimension = public.shape[1]
     basis = public.new_zeros(dimension, directions)
     if len(public) == 0:
         return basis
     centred = public - public.mean(0) if len(public) > 1 else public
-    for part in tensors(layout, dimension):
-        block = centred[:, part]
+    for piece in tensors(layout, dimension):
+        block = centred[:, piece]
         # In float64: a Gram matrix has half the digits of its rows.
         small = (block.double() @ block.double().T).cpu()
         values, vectors = torch.linalg.eigh(small)
@@ -174,7 +190,7 @@ def principal_directions(public: Tensor, layout: Layout, directions: int) -> Ten
             value = float(values[-1 - column])
             if value > 1e-12 * float(values[-1]) and value > 0.0:
                 along = (vectors[:, -1 - column].to(block.device) @ block.double()) / math.sqrt(value)
-                basis[part, column] = along.to(basis.dtype)
+                basis[piece, column] = along.to(basis.dtype)
     return basis
 
 
@@ -191,6 +207,6 @@ def expand(sent: Tensor, basis: Tensor, layout: Layout) -> Tensor:
     """V·c, back in d dimensions: what the server puts in a private client's row."""
     count = basis.shape[1]
     full = sent.new_zeros(*sent.shape[:-1], basis.shape[0])
-    for number, part in enumerate(tensors(layout, basis.shape[0])):
-        full[..., part] = sent[..., number * count : (number + 1) * count] @ basis[part].T
+    for number, piece in enumerate(tensors(layout, basis.shape[0])):
+        full[..., piece] = sent[..., number * count : (number + 1) * count] @ basis[piece].T
     return full

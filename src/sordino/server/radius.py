@@ -11,22 +11,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from sordino.errors import BadInput
+from sordino.made import part
 from sordino.server.columns import inverse_weights
-from sordino.server.facts import Array, Facts, Outcome, State
-from sordino.server.fair import about
-from sordino.server.rules import RULES
-
-PUBLIC = "public/radius"
-"""Where the radius lies in the server's state: broadcast with the next request."""
-
-EACH = "public/each/radius"
-"""The same for a radius a client, [clients, 1]: every client is told its own."""
+from sordino.server.defend import row_norms
+from sordino.server.facts import Array, Facts, Memory, Outcome, Told
+from sordino.server.rule import Aggregate
+from sordino.server.rules import inner_rule
 
 WIDEST = 1e4
 """A quantile radius stays within this factor of where it started: noise alone must not carry it away."""
@@ -38,22 +35,11 @@ _WEIGHINGS: dict[str, Callable[[Facts, Array], Array]] = {
 }
 
 
-def root_mean_square(
-    answers: Tensor,
-    facts: Facts,
-    state: State,
-    *,
-    tau: float = 1.0,
-    floor: float = 1e-3,
-    chance: float = 0.01,
-    margin: float = 1.0,
-    weigh: str = "clients",
-    reach: float | None = None,
-    per_client: bool = False,
-) -> State:
+@dataclass(frozen=True)
+class RootMeanSquare:
     """C_r of AdaptDP-FedAvg from released mean squared norms G_p, in [floor·Ĝ, Ĝ] whatever the answers are.
 
-    Parameters
+    Attributes
     ----------
     tau: τ, how far above the root mean square (over √2) the radius lies.
     floor: the smallest radius, as a share of Ĝ. The paper has none, and a noisy mean may be negative.
@@ -65,125 +51,115 @@ def root_mean_square(
     reach: κ, where the question's bound follows the radius: Ĝ_r = min(Ĝ, κ·C_{r−1}) in ν̃ (ours).
     per_client: every client has a radius of its own, from its own answer and its own noise.
     """
-    _check(tau=tau, floor=floor, chance=chance)
-    if floor > 1 or margin < 0:
-        raise BadInput(f"ask.floor = {floor} must be at most 1 and ask.margin = {margin} at least 0")
-    ceiling = float(facts.extra["clip"])
-    if math.isinf(ceiling):  # not private: nothing is clipped
-        return state
-    far = margin * math.sqrt(2.0 * math.log(2.0 * max(1, len(answers)) * float(facts.extra["rounds"]) / chance))
 
-    def moved(last: Array, mean: Array, spread: Array) -> Array:
-        asked = np.full_like(last, ceiling) if reach is None else np.minimum(ceiling, reach * last)
-        wanted = np.sqrt(np.maximum(0.0, 2.0 * tau * (mean + far * spread * asked**2)))
-        return np.clip(wanted, floor * ceiling, ceiling)
+    tau: float = 1.0
+    floor: float = 1e-3
+    chance: float = 0.01
+    margin: float = 1.0
+    weigh: str = "clients"
+    reach: float | None = None
+    per_client: bool = False
 
-    return _moved(answers, facts, state, moved, "squared-norm", weigh, per_client)
+    def __post_init__(self) -> None:
+        _check(tau=self.tau, floor=self.floor, chance=self.chance)
+        _check_weigh(self.weigh)
+        if self.floor > 1 or self.margin < 0:
+            raise BadInput(f"ask.floor = {self.floor} must be at most 1 and ask.margin = {self.margin} at least 0")
+
+    def __call__(self, answers: Tensor, facts: Facts) -> Told:
+        """The next radius from the answers of those who were asked."""
+        ceiling = facts.clip
+        if math.isinf(ceiling):  # not private: nothing is clipped
+            return Told()
+        far = self.margin * math.sqrt(2.0 * math.log(2.0 * max(1, len(answers)) * float(facts.rounds) / self.chance))
+
+        def moved(last: Array, mean: Array, spread: Array) -> Array:
+            asked = np.full_like(last, ceiling) if self.reach is None else np.minimum(ceiling, self.reach * last)
+            wanted = np.sqrt(np.maximum(0.0, 2.0 * self.tau * (mean + far * spread * asked**2)))
+            return np.clip(wanted, self.floor * ceiling, ceiling)
+
+        return _moved(answers, facts, moved, "squared-norm", self.weigh, self.per_client)
 
 
-def quantile(
-    answers: Tensor,
-    facts: Facts,
-    state: State,
-    *,
-    target: float = 0.5,
-    rate: float = 0.2,
-    weigh: str = "records",
-    per_client: bool = False,
-) -> State:
+@dataclass(frozen=True)
+class Quantile:
     """C ← C·exp(−η_C (b − γ)), with b = ½ + Σ w_p answer_p cut to [0, 1]: the geometric update of Andrew et al. 2021.
 
-    Parameters
+    Attributes
     ----------
     target: γ, the quantile of the records' gradient norms that the radius tracks.
     rate: η_C; the radius moves by at most exp(η_C·max(γ, 1 − γ)) a round.
-    weigh: as in ``root_mean_square``; ``records`` tracks the quantile of all records together.
+    weigh: as in ``RootMeanSquare``; ``records`` tracks the quantile of all records together.
     per_client: every client's radius tracks the quantile of its own records.
     """
-    _check(target=target, rate=rate)
-    if target >= 1:
-        raise BadInput(f"ask.target = {target}: a quantile lies strictly between 0 and 1")
-    start = float(facts.extra["clip"])
-    if math.isinf(start):
-        return state
 
-    def moved(last: Array, mean: Array, spread: Array) -> Array:
-        under = np.clip(0.5 + mean, 0.0, 1.0)
-        return np.clip(last * np.exp(-rate * (under - target)), start / WIDEST, start * WIDEST)
+    target: float = 0.5
+    rate: float = 0.2
+    weigh: str = "records"
+    per_client: bool = False
 
-    return _moved(answers, facts, state, moved, "under-radius", weigh, per_client)
+    def __post_init__(self) -> None:
+        _check(target=self.target, rate=self.rate)
+        _check_weigh(self.weigh)
+        if self.target >= 1:
+            raise BadInput(f"ask.target = {self.target}: a quantile lies strictly between 0 and 1")
 
+    def __call__(self, answers: Tensor, facts: Facts) -> Told:
+        """The next radius from the answers of those who were asked."""
+        start = facts.clip
+        if math.isinf(start):
+            return Told()
 
-@about(partner="averaged")
-def averaged(updates: Tensor, facts: Facts, state: State, *, combine: str = "data-weighted") -> Outcome:
-    """Combine updates, and by the same rule (``combine``) the clients' mean iterates: ``iterate`` in the state.
+        def moved(last: Array, mean: Array, spread: Array) -> Array:
+            under = np.clip(0.5 + mean, 0.0, 1.0)
+            return np.clip(last * np.exp(-self.rate * (under - self.target)), start / WIDEST, start * WIDEST)
 
-    Screened like updates: a client that sends a broken iterate is refused or bounded.
-    """
-    if combine not in RULES:
-        raise BadInput(f"aggregate.combine = {combine!r} is unknown: use one of {', '.join(RULES)}")
-    iterates = facts.extra.get("iterate")
-    if iterates is None:
-        raise BadInput("aggregate 'averaged' needs the clients' mean iterates: use it with local = 'averaged'")
-    outcome = RULES[combine](updates, facts, state)
-    second = RULES[combine](iterates, facts, state)
-    kept = {**outcome.state, "iterate": second.delta}
-    return Outcome(outcome.delta, outcome.weights, kept, outcome.diagnostics)
+        return _moved(answers, facts, moved, "under-radius", self.weigh, self.per_client)
 
 
-def ball(
-    weights: Tensor, delta: Tensor, state: State, *, bound: float | None = None, lr: float = 1.0
-) -> tuple[Tensor, Tensor, State]:
-    """w ← Clip(w + η_s Δ, B), with ``bound`` = B (none: no projection).
+@part(named=True)
+def averaged(*, combine: str | Aggregate = "data-weighted") -> Aggregate:
+    """Combine updates, and by the same rule (``combine``) the clients' mean iterates, which step ``ball`` uses."""
+    inner = inner_rule(combine)
 
-    Shows w itself; where the combination carries clients' mean iterates (``averaged``), shows
-    x^(out) = (1/R) Σ_r x_r^(out) with x_r^(out) = w_{r−1} + Σ w_p (x̄_p − w_{r−1}).
-    """
-    if bound is not None:
-        _check(bound=bound)
-    stepped = weights + lr * delta
-    if bound is not None:
-        stepped = stepped * min(1.0, bound / max(float(torch.linalg.vector_norm(stepped)), 1e-30))
-    if "iterate" not in state:
-        return stepped, stepped, state
-    left = {name: value for name, value in state.items() if name != "iterate"}
-    seen = weights + state["iterate"]
-    count = int(state.get("out_count", 0)) + 1
-    shown = torch.lerp(state["out"], seen, 1.0 / count) if count > 1 else seen
-    return stepped, shown, {**left, "out": shown, "out_count": count}
+    def both(updates: Tensor, facts: Facts, memory: Memory) -> Outcome:
+        iterates = facts.uploads.get("iterate")
+        if iterates is None:
+            raise BadInput("aggregate 'averaged' needs the clients' mean iterates: use it with local = 'averaged'")
+        outcome = inner.combine(updates, facts, memory)
+        second = inner.combine(iterates, replace(facts, norms=row_norms(iterates)), memory)
+        return replace(outcome, iterate=second.delta)
+
+    return Aggregate("averaged", both, partner="averaged", refuse_small=inner.refuse_small)
 
 
 def _moved(
     answers: Tensor,
     facts: Facts,
-    state: State,
     moved: Callable[[Array, Array, Array], Array],
     what: str,
     weigh: str,
     per_client: bool,
-) -> State:
-    """The state with the next radius: ``moved(last radius, answer, deviation of its noise)``, common or for each."""
-    start = float(facts.extra["clip"])
+) -> Told:
+    """The next radius: ``moved(last radius, answer, deviation of its noise)``, common to all or one for each."""
     if not per_client:
         mean, spread, rows = _combined(answers, facts, what, weigh)
         if rows == 0:
-            return state
-        last = np.array(float(state.get(PUBLIC, start)))
-        return {**state, PUBLIC: float(moved(last, np.array(mean), np.array(spread)))}
+            return Told()
+        last = np.array(float(facts.public.get("radius", facts.clip)))
+        return Told({"radius": float(moved(last, np.array(mean), np.array(spread)))})
     heard = answers.detach().double().cpu().numpy()
     usable = np.isfinite(heard)
-    clients, count = facts.clients[usable], int(facts.extra["clients"])
-    radii = state[EACH].cpu().numpy()[:, 0].astype(np.float64) if EACH in state else np.full(count, start)
-    radii[clients] = moved(radii[clients], heard[usable], np.asarray(facts.extra["answer_noise"][what])[usable])
-    return {**state, EACH: torch.from_numpy(radii[:, None]).to(answers)}
+    clients, before = facts.clients[usable], facts.each.get("radius")
+    radii = np.full(facts.population, facts.clip) if before is None else before.cpu().numpy()[:, 0].astype(np.float64)
+    radii[clients] = moved(radii[clients], heard[usable], np.asarray(facts.answer_noise[what])[usable])
+    return Told(each={"radius": torch.from_numpy(radii[:, None]).to(answers)})
 
 
 def _combined(answers: Tensor, facts: Facts, what: str, weigh: str) -> tuple[float, float, int]:
     """Σ w_p answer_p, the deviation of its noise in units of the question's bound, and how many rows answered."""
-    if weigh not in _WEIGHINGS:
-        raise BadInput(f"ask.weigh = {weigh!r} is unknown: use one of {', '.join(_WEIGHINGS)}")
     heard = answers.detach().double().cpu().numpy()
-    spreads = np.asarray(facts.extra["answer_noise"][what], dtype=np.float64)
+    spreads = np.asarray(facts.answer_noise[what], dtype=np.float64)
     weights = np.where(np.isfinite(heard), _WEIGHINGS[weigh](facts, spreads), 0.0)
     if not weights.sum() > 0:
         return 0.0, 0.0, 0
@@ -197,3 +173,8 @@ def _check(**positive: float) -> None:
     for name, value in positive.items():
         if not (math.isfinite(value) and value > 0):
             raise BadInput(f"{name} = {value!r} must be a positive number")
+
+
+def _check_weigh(weigh: str) -> None:
+    if weigh not in _WEIGHINGS:
+        raise BadInput(f"ask.weigh = {weigh!r} is unknown: use one of {', '.join(_WEIGHINGS)}")

@@ -1,79 +1,88 @@
-"""Aggregation rules: (updates[rows, d], facts, state, **options) → outcome. Pure functions, by name in ``RULES``.
+"""Aggregation rules whose weights follow from public facts, and the catalogue of all rules that combine updates.
 
-Options are keyword arguments, bound with ``functools.partial`` or named in a study: ``aggregate = {name =
-"robust-hdp", every = 5}``. Every rule screens its input first (``server.defend``), so the functions below see rows
-that are finite, and may trust their facts to match.
+Every function makes an ``Aggregate``; its options are keyword arguments, also in a study: ``aggregate = {name =
+"robust-hdp", every = 5}``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from sordino.errors import BadInput
+from sordino.made import part
 from sordino.server.columns import inverse_weights
-from sordino.server.defend import Screened, believable, defended
+from sordino.server.defend import believable
 from sordino.server.estimated import column_norm, factor_hdp, random_effects, robust_hdp
-from sordino.server.facts import Array, Facts, Outcome, Rule, State
-from sordino.server.projected import pfa, pfa_plus
-from sordino.server.shares import budget_shares, data_shares, weighted
+from sordino.server.facts import Array, Facts, Memory, Outcome
+from sordino.server.projected import budget_shares, pfa, pfa_plus
+from sordino.server.rule import Aggregate, weighted
 
 
-def _by_data(facts: Facts) -> Array:
-    return data_shares(facts) * facts.selection
+def _sum(name: str, weigh: Callable[[Facts], Array], aims: str) -> Aggregate:
+    """The rule Σ w_i Δ_i with these weights."""
+
+    def combine(updates: Any, facts: Facts, memory: Memory) -> Outcome:
+        weights = weigh(facts)
+        return Outcome(weighted(updates, weights), weights, memory)
+
+    return Aggregate(name, combine, weights=weigh, aims=aims)
 
 
-def _alike(facts: Facts) -> Array:
-    return facts.selection / len(facts.clients)
-
-
-def _by_budget(facts: Facts) -> Array:
-    return budget_shares(facts.epsilons)
-
-
-def _sum(screened: Screened, state: State, weigh: Callable[[Facts], Array]) -> Outcome:
-    weights = weigh(screened.facts)
-    return Outcome(weighted(screened.updates, weights), weights, state)
-
-
-@defended(weights=_by_data)
-def data_weighted(screened: Screened, state: State) -> Outcome:
+@part(named=True)
+def data_weighted() -> Aggregate:
     """DP-FedAvg: w_i = n_i/Σn over those who answered, times the row's importance where selection compensates."""
-    return _sum(screened, state, _by_data)
+    return _sum("data-weighted", lambda facts: facts.data_shares * facts.selection, "size")
 
 
-@defended(weights=_alike)
-def uniform(screened: Screened, state: State) -> Outcome:
+@part(named=True)
+def uniform() -> Aggregate:
     """w_i = 1/rows, times the row's importance where selection compensates."""
-    return _sum(screened, state, _alike)
+    return _sum("uniform", lambda facts: facts.selection / len(facts.clients), "")
 
 
-@defended(weights=_by_budget)
-def weiavg(screened: Screened, state: State) -> Outcome:
+@part(named=True)
+def weiavg() -> Aggregate:
     """WeiAvg: w_i = ε_i/Σε. Clients with ε = ∞ (public data) share everything, which is the formula's limit."""
-    return _sum(screened, state, _by_budget)
+    return _sum("weiavg", lambda facts: budget_shares(facts.epsilons), "budget")
 
 
-@defended()
-def declared_variance(screened: Screened, state: State) -> Outcome:
+@part(named=True)
+def declared_variance() -> Aggregate:
     """w_i ∝ 1/σ_i², σ_i² = K_i(ηCz_i/b_i)² as declared, or as the update's norm proves where that is more."""
-    variances, lines = believable(screened)
-    weights = inverse_weights(variances)
-    return Outcome(weighted(screened.updates, weights), weights, state, {"log": lines})
+
+    def combine(updates: Any, facts: Facts, memory: Memory) -> Outcome:
+        variances, lines = believable(facts, updates.shape[1])
+        weights = inverse_weights(variances)
+        return Outcome(weighted(updates, weights), weights, memory, {"log": lines})
+
+    return Aggregate("declared-variance", combine, aims="least")
 
 
-@defended()
-def optimum(screened: Screened, state: State) -> Outcome:
+@part(named=True)
+def optimum() -> Aggregate:
     """The oracle, for simulations: w_i ∝ 1/σ_i² with the variances that the noise really had."""
-    truth = screened.facts.extra.get("oracle_variances")
-    if truth is None:
-        raise BadInput("optimum needs the noise that was really used, which only a simulation knows: use factor-hdp")
-    weights = inverse_weights(np.asarray(truth, dtype=np.float64))
-    return Outcome(weighted(screened.updates, weights), weights, state)
+
+    def combine(updates: Any, facts: Facts, memory: Memory) -> Outcome:
+        if facts.true_variances is None:
+            raise BadInput(
+                "optimum needs the noise that was really used, which only a simulation knows: use factor-hdp"
+            )
+        weights = inverse_weights(np.asarray(facts.true_variances, dtype=np.float64))
+        return Outcome(weighted(updates, weights), weights, memory)
+
+    return Aggregate(
+        "optimum",
+        combine,
+        simulation_only="optimum is an oracle: it weighs by the noise a simulation really drew, which no server can "
+        "know; use robust-hdp, factor-hdp or declared-variance",
+        aims="least",
+    )
 
 
-RULES: dict[str, Rule] = {
+RULES: dict[str, Callable[..., Aggregate]] = {
     "data-weighted": data_weighted,
     "uniform": uniform,
     "weiavg": weiavg,
@@ -86,3 +95,12 @@ RULES: dict[str, Rule] = {
     "column-norm": column_norm,
     "optimum": optimum,
 }
+
+
+def inner_rule(combine: str | Aggregate) -> Aggregate:
+    """The rule that weighs the updates inside one that adds something to a combination, by name or as a value."""
+    if isinstance(combine, Aggregate):
+        return combine
+    if combine not in RULES:
+        raise BadInput(f"aggregate.combine = {combine!r} is unknown: use one of {', '.join(RULES)}")
+    return RULES[combine]()

@@ -8,7 +8,7 @@ never below what steps and noise explain; so a row within that counts at once, a
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sordino.errors import SordinoError
-from sordino.server.defend import SLACK, Screened, bounded_line, limits_of, only, reach, refused_line, row_norms
-from sordino.server.facts import Array, Facts, Rule
+from sordino.server.defend import SLACK, Screened, bounded_line, limits_of, reach, refused_line, row_norms
+from sordino.server.facts import Array, Facts
+from sordino.server.rule import Aggregate
 
 PROPORTION = 1e-9
 """How far from proportional the weights of the rows that were kept may be to those they were added up with."""
@@ -48,12 +49,11 @@ class Running:
         self._total: Tensor | None = None
 
     @classmethod
-    def of(cls, rule: Rule, facts: Facts, dimension: int) -> Running | None:
+    def of(cls, rule: Aggregate, facts: Facts, dimension: int) -> Running | None:
         """A sum for this rule, or None where the rule needs its matrix or nothing bounds a row in advance."""
-        weigh = getattr(rule, "weights", None)
-        if weigh is None or not np.isfinite(reach(facts, dimension)[0]).all():
+        if rule.weights is None or not np.isfinite(reach(facts, dimension)[0]).all():
             return None
-        return cls(facts, weigh(facts), dimension)
+        return cls(facts, rule.weights(facts), dimension)
 
     def add(self, rows: NDArray[np.int64], updates: Tensor) -> None:
         """Take the updates of these rows, ``[len(rows), d]``, which now belong to the sum: it may write over them."""
@@ -83,7 +83,7 @@ class Running:
     def _limits(self) -> tuple[NDArray[np.int64], Facts, Array]:
         """Who is kept, their facts, and the limit of every row."""
         kept = np.flatnonzero(np.isfinite(self._norms))
-        known = only(self.facts, kept) if len(kept) < len(self._norms) else self.facts
+        known = self.facts.only(kept) if len(kept) < len(self._norms) else self.facts
         limits = np.full(len(self._norms), np.inf)
         limits[kept] = limits_of(self._norms[kept], known, self.shape[1])
         return kept, known, limits
@@ -104,7 +104,8 @@ class Running:
         lines = [refused_line(self.facts, i, False) for i in np.flatnonzero(~finite).tolist()]
         beyond = np.flatnonzero(finite & (self._norms > limits)).tolist()
         lines += [bounded_line(self.facts, i, self._norms[i], limits[i]) for i in beyond]
-        return Screened(self, known, kept, np.minimum(self._norms, limits)[kept], tuple(lines))
+        known = replace(known, norms=np.minimum(self._norms, limits)[kept])
+        return Screened(self, known, kept, tuple(lines))
 
     def combined(self, weights: Array) -> Tensor:
         """Σ w_i Δ_i for weights in proportion to those that the rows were added up with."""
@@ -120,6 +121,6 @@ class Running:
         return self._total if factor == 1.0 else self._total.mul_(factor)
 
     def new_zeros(self, width: int) -> Tensor:
-        """No step at all."""
+        """A step of length zero."""
         like: Any = self._total
         return torch.zeros(width) if like is None else like.new_zeros(width)

@@ -20,10 +20,11 @@ from sordino.client import gradients
 from sordino.client.gradients.losses import loss_by_name
 from sordino.data.own import load_folder
 from sordino.data.schema import Schema, parse_schema
-from sordino.engine.rounds import Course, Layout
+from sordino.engine.rounds import Course
 from sordino.errors import BadInput
 from sordino.methods import Plan, Population, Training
 from sordino.privacy.types import Adjacency, Budget, check_promised
+from sordino.server.facts import Layout
 from sordino.study.file import Study
 from sordino.study.result import to_json
 
@@ -107,7 +108,7 @@ def prepare(study: Study, run: str) -> Deployment:
         raise BadInput('deployment.sites lists the sites by name, each once: sites = ["north", "south"]')
     check_promised(Adjacency.parse(study.budgets.adjacency))
     shape, classes, schema = features(study)
-    method = study.chosen_method()
+    study.chosen_method()  # refuses what is unknown, before anything is sent
     template = models.build(study.model.name, shape, classes, study.study.seed, **study.model.options)
     models.check(template, shape, classes)
     engine = gradients.build(template, "cross-entropy" if classes is not None else "half-squared-error")
@@ -117,7 +118,7 @@ def prepare(study: Study, run: str) -> Deployment:
         "run": run,
         "seed": study.study.seed,
         "rounds": study.study.rounds,
-        "method": {"name": method.name, **study.method.model_dump(exclude={"name"}, exclude_none=True)},
+        "method": {"name": study.method.name, **study.method.model_dump(exclude={"name"}, exclude_none=True)},
         "model": {"name": study.model.name, "options": study.model.options},
         "parameters": engine.dimension,
         "layout": [[name, list(size), offset] for name, size, offset in layout],

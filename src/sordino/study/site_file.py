@@ -22,7 +22,7 @@ from sordino.engine.federation.certificates import check_name
 from sordino.engine.federation.commit import commitment
 from sordino.engine.federation.node import Address
 from sordino.engine.federation.policy import Declared, Policy
-from sordino.engine.federation.site import Site
+from sordino.engine.federation.site import Purse, Site
 from sordino.errors import BadInput
 from sordino.privacy.generators import Source
 from sordino.privacy.ledger import Ledger
@@ -162,7 +162,7 @@ class SiteFile:
         self.folder.mkdir(parents=True, exist_ok=True)
         with Ledger(self.at(self.keys.budget.ledger)) as ledger:
             name, composition = check_name(self.keys.site.name), self.keys.budget.composition
-            yield Site(name, records, declared, budget, ledger, self.folder, self.policy, source, composition)
+            yield Site(name, records, declared, Purse(budget, ledger, composition), self.folder, self.policy, source)
 
     def rebind(self, reason: str, officer: str) -> str:
         """Record that the ledger goes on under this file's site name and records; returns the account that goes along.

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +23,6 @@ from sordino.engine.federation import wire
 from sordino.engine.federation.exchange import Heard, Transport, exchange, offer_of
 from sordino.engine.federation.inbox import Inbox
 from sordino.engine.federation.wire import Packet, pack
-from sordino.engine.telling import told
 from sordino.errors import BadInput
 from sordino.methods import Method
 from sordino.server.select import Round
@@ -68,7 +66,7 @@ class Coordinator:
 
     def _round(self, state: Checkpoint, number: int, broke: set[str]) -> dict[str, Any]:
         plan = self.course.plan
-        before = dict(state.server)
+        before = state.server
         taken = rounds.turns_taken(plan, state.history)
         left = self._left(state, broke)
         scheduled = plan.schedule.round(number)
@@ -79,19 +77,19 @@ class Coordinator:
         for place, ask in enumerate(rounds.own_questions(plan)):
             if not len(called.clients):
                 break
-            public = rounds.broadcast(plan, state.server)
+            sent = rounds.broadcast(plan, state.server)
             about = [{"place": place}] * len(called.clients)
-            answers = self._phase(state, number, f"question {place + 1}", wire.ASK, called, public, about)
+            answers = self._phase(state, number, f"question {place + 1}", wire.ASK, called, sent, about)
             called, heard, values = self._answers(called, heard, answers, missing)
             if values is not None:
                 heard[ask.question.what] = values
-                rounds.conclude(self.course, state, number, called, ask, values, public)
-        called, heard = rounds.who_trains(plan, called, heard, taken)
-        public = rounds.broadcast(plan, state.server)
+                rounds.conclude(self.course, state, number, called, ask, values, sent)
+        called, heard = rounds.who_trains(plan, called, heard, taken, number)
+        sent = rounds.broadcast(plan, state.server)
         terms = rounds.turn_terms(plan, state.server, called)
         uploads: dict[str, Tensor] = {}
         if len(called.clients):
-            uploads, rows = self._turns(state, number, called, terms, public, missing)
+            uploads, rows = self._turns(state, number, called, terms, sent, missing)
             kept = np.array(rows, dtype=np.int64)
             # A turn that nobody heard of may have been taken, and then it was charged.
             silent = np.flatnonzero([plan.clients[i].name in missing.absent for i in called.clients])
@@ -101,10 +99,10 @@ class Coordinator:
         if len(called.clients) < self.least:
             # Nothing was learnt that others confirm: the model stays as it is, what was paid stays paid.
             state.server, uploads = before, {}
-        record = rounds.close_round(self.course, state, number, called, terms, public, heard, uploads)
+        record = rounds.close_round(self.course, state, number, called, terms, sent, heard, uploads)
         if not uploads and (missing.absent or missing.refused):
             record["note"] = f"{len(called.clients)} answers of at least {self.least}: the model stays as it is"
-        record |= rounds.moving_clip(plan, called, public) if uploads else {}
+        record |= rounds.moving_clip(plan, called, sent) if uploads else {}
         return record | missing.missing() | ({"cannot_pay": dry} if dry else {})
 
     def _left(self, state: Checkpoint, broke: set[str]) -> rounds.Index:
@@ -120,50 +118,35 @@ class Coordinator:
         number: int,
         called: Round,
         terms: list[Any],
-        public: dict[str, Any],
+        sent: rounds.Broadcast,
         missing: Heard,
     ) -> tuple[dict[str, Tensor], list[int]]:
-        """Everybody's turn: the uploads by name, a row each, and which of those asked they belong to."""
-        plan = self.course.plan
+        """Everybody's turn: the uploads by name, a row each, and which of those asked they belong to.
+
+        What a row was not to send is zero where others did send it.
+        """
+        plan, method = self.course.plan, self.course.plan.method
         last = _last_rounds(state.history)
         more = [
             {"count": one.count, "since": last.get(plan.clients[i].name, 0)} for i, one in zip(called.clients, terms)
         ]
-        came = self._phase(state, number, "turns", wire.TURN, called, public, more)
-        short = _sends_coefficients(public, called)
-        numbers = public["basis"].shape[1] * len(self.course.layout) if short.any() else 0
+        came = self._phase(state, number, "turns", wire.TURN, called, sent, more)
         missing.add(came)
+        lengths = tuple(math.prod(shape) for _, shape, _ in self.course.layout)
+        beside = {one.question.what: 1 for one in method.ask if one.batch == "step"}
         found: dict[int, dict[str, Tensor]] = {}
         for row, packet in sorted(came.replies.items()):
+            wanted = {**method.local.sends(sent.told(called.clients[[row]]), lengths), **beside}
             try:
-                found[row] = self._upload(packet, bool(short[row]), numbers)
+                found[row] = {name: _upload(packet, name, width) for name, width in wanted.items()}
             except BadInput as error:
                 missing.refused[plan.clients[called.clients[row]].name] = f"its upload was refused here: {error}"
-        alike = _alike(found)
-        for row in set(found) - set(alike):
-            missing.refused[plan.clients[called.clients[row]].name] = "its upload has other parts than the others'"
-        names = sorted(found[alike[0]]) if alike else []
-        return {name: torch.stack([found[row][name] for row in alike]) for name in names}, alike
-
-    def _upload(self, packet: Packet, short: bool, numbers: int) -> dict[str, Tensor]:
-        """One site's upload as rows of their proper shape.
-
-        ``short``: it was to send so many ``numbers`` (coefficients) in place of an update; the other of the two is zero
-        then, in every row of a round in which somebody sends coefficients.
-        """
-        parts = {name: value[0] for name, value in packet.tensors.items() if value.dim() == 2 and len(value) == 1}
-        dimension = sum(math.prod(shape) for _, shape, _ in self.course.layout)
-        sent, instead = ("coefficients", "update") if short else ("update", "coefficients")
-        sizes = {"update": dimension, "coefficients": numbers}
-        wanted = {one.question.what: 1 for one in self.course.plan.method.ask if one.batch == "step"}
-        for name, size in {sent: sizes[sent], **wanted}.items():
-            if name not in parts or parts[name].shape != (size,) or parts[name].dtype != torch.float32:
-                raise BadInput(f"{name!r} is missing or has a wrong shape")
-            if not torch.isfinite(parts[name]).all():
-                raise BadInput(f"{name!r} holds numbers that are not finite")
-        if numbers:
-            parts[instead] = torch.zeros(sizes[instead])
-        return parts
+        widths = {name: len(value) for one in found.values() for name, value in one.items()}
+        uploads = {
+            name: torch.stack([one.get(name, torch.zeros(width)) for one in found.values()])
+            for name, width in sorted(widths.items())
+        }
+        return uploads, list(found)
 
     def _phase(
         self,
@@ -172,7 +155,7 @@ class Coordinator:
         phase: str,
         kind: str,
         called: Round,
-        public: dict[str, Any],
+        sent: rounds.Broadcast,
         more: Sequence[Mapping[str, Any]],
     ) -> Heard:
         """One exchange of the round: to everyone the broadcast and its own part of it, each with its own terms."""
@@ -181,9 +164,9 @@ class Coordinator:
         for row, (i, copy) in enumerate(zip(called.clients, called.copies)):
             client = plan.clients[i]
             about = {"brief": self.brief, "offer": offer_of(client), "round": number, "copy": int(copy)}
-            plain, tensors = wire.public_to_wire(told(public, called.clients[[row]]))
-            sent = {"weights": state.weights, **tensors}
-            requests.append((client.name, pack(Packet(kind, {**about, "public": plain, **more[row]}, sent))))
+            plain, tensors = wire.public_to_wire(sent.told(called.clients[[row]]))
+            held = {"weights": state.weights, **tensors}
+            requests.append((client.name, pack(Packet(kind, {**about, "public": plain, **more[row]}, held))))
         self.notice({"round": number, "phase": phase, "asked": [name for name, _ in requests]})
         name = f"{number:06d}-{phase.replace(' ', '-')}"
         began = time.monotonic()
@@ -214,23 +197,14 @@ class Coordinator:
         return rounds.only(called, rows), before, torch.stack(list(values.values())) if values else None
 
 
-def _alike(found: Mapping[int, Mapping[str, Tensor]]) -> list[int]:
-    """The rows whose uploads have the same parts, names, shapes and kinds of numbers as most of them."""
-    looks = {
-        row: tuple((n, tuple(v.shape), str(v.dtype)) for n, v in sorted(one.items())) for row, one in found.items()
-    }
-    if not looks:
-        return []
-    usual, _ = Counter(looks.values()).most_common(1)[0]
-    return [row for row, look in looks.items() if look == usual]
-
-
-def _sends_coefficients(public: Mapping[str, Any], called: Round) -> Any:
-    """Which rows were told to send coefficients in the basis that was broadcast (PFA+)."""
-    private = told(public, called.clients).get("private")
-    if private is None or "basis" not in public:
-        return np.zeros(len(called.clients), dtype=bool)
-    return private.cpu().numpy()[:, 0] > 0
+def _upload(packet: Packet, name: str, width: int) -> Tensor:
+    """One part of a site's upload, refused unless it is a row of so many finite numbers."""
+    value = packet.tensors.get(name)
+    if value is None or value.shape != (1, width) or value.dtype != torch.float32:
+        raise BadInput(f"{name!r} is missing or has a wrong shape")
+    if not torch.isfinite(value).all():
+        raise BadInput(f"{name!r} holds numbers that are not finite")
+    return value[0]
 
 
 def _last_rounds(history: list[dict[str, Any]]) -> dict[str, int]:
@@ -240,8 +214,5 @@ def _last_rounds(history: list[dict[str, Any]]) -> dict[str, int]:
 
 def check_deployable(method: Method) -> None:
     """Refuse what only a simulation can do."""
-    if "optimum" in method.describe()["aggregate"]:
-        raise BadInput(
-            "optimum is an oracle: it weighs by the noise a simulation really drew, which no server can know; "
-            "use robust-hdp, factor-hdp or declared-variance"
-        )
+    if method.aggregate.simulation_only:
+        raise BadInput(method.aggregate.simulation_only)

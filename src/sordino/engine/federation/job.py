@@ -41,17 +41,17 @@ class Job:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Of the model's tensors, in order."""
+        """The number of entries of each of the model's tensors, in order."""
         return tuple(math.prod(shape) for _, shape, _ in self.work.engine.layout)
 
     @property
     def terms(self) -> Terms:
-        """Of a turn."""
+        """What one turn releases, with how much noise."""
         return self.plan.terms
 
     @property
     def asks(self) -> tuple[Terms, ...]:
-        """Of questions with a batch of their own."""
+        """What each question with a batch of its own releases, with how much noise."""
         return self.plan.asks
 
 
@@ -64,7 +64,7 @@ def understand(text: str, policy: Policy, declared: Declared, budget: Budget) ->
     """Method, model and gradient engine of a study, built from what is installed here; refused by public parameters."""
     brief = json.loads(text)
     parts = dict(brief["method"])
-    method = get(str(parts.pop("name")), parts)
+    method = get(str(parts.pop("name")), parts, policy.modules)
     check_study(policy, brief, method, declared, budget)
     about = brief["model"]
     check_size(policy, about["name"], declared, about["options"])

@@ -5,15 +5,19 @@ so its reason may be read on both sides.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from sordino import models
+from sordino.client.ask import Question
+from sordino.client.clip import Clip, flat
+from sordino.client.local import Local, sgd
 from sordino.errors import BadInput
 from sordino.methods import Method, get
+from sordino.methods.identity import identity
 from sordino.privacy.gate import Terms
 from sordino.privacy.types import Budget
 
@@ -52,6 +56,7 @@ class Policy:
         one: it can start several, and the budget is what limits them together.
     least_noise: the smallest noise multiplier of any release, whatever the budget would pay for.
     clip: the range of clipping radii. A tiny radius would put noise below what floats resolve, so there is a floor.
+    modules: Python modules that methods and parts named ``module:attribute`` may come from; this site's copies run.
     """
 
     methods: tuple[str, ...] | None = None
@@ -63,15 +68,16 @@ class Policy:
     run_epsilon: float | None = None
     least_noise: float = 0.1
     clip: tuple[float, float] = (1e-4, 1e4)
+    modules: tuple[str, ...] = ()
 
 
 def check_study(policy: Policy, brief: Mapping[str, Any], method: Method, declared: Declared, budget: Budget) -> None:
     """Refuse a study that asks for what this site does not allow, or does not have."""
-    name = method.name
+    name = str(brief["method"]["name"])
     if policy.methods is not None and name not in policy.methods:
         raise Refused(f"method {name!r} is not allowed here: this site allows {', '.join(policy.methods)}")
     if policy.methods is not None:
-        _check_parts(method)
+        _check_parts(method, get(name, modules=policy.modules))
     if not method.private and not policy.not_private:
         raise Refused(f"method {name!r} adds no noise, and this site does not allow methods that are NOT PRIVATE")
     model = str(brief["model"]["name"])
@@ -96,28 +102,30 @@ def check_study(policy: Policy, brief: Mapping[str, Any], method: Method, declar
         raise Refused(f"the study accounts under {brief['adjacency']}, this site's budget is under {budget.adjacency}")
 
 
-def _check_parts(method: Method) -> None:
-    """Refuse a method that is allowed by name but does something else at a client than the method of that name."""
-    usual = get(method.name)
-    allowed = {
-        "clip": (_base(method.clip.name), {_base(usual.clip.name), "flat"}),
-        "local": (_base(method.local.name), {_base(usual.local.name), "sgd"}),
-        **{f"ask {one.question.what}": (one.question.what, _asked(usual)) for one in method.ask},
+def _check_parts(method: Method, usual: Method) -> None:
+    """Refuse a method that is allowed by name but does something else at a client than the method of that name.
+
+    Options of a part may be tuned; the part itself may only be exchanged for plain clipping and plain descent.
+    """
+    allowed: dict[str, tuple[Sequence[Clip | Local | Question], set[str]]] = {
+        "clip": ([method.clip], {_factory(usual.clip), _factory(flat())}),
+        "local": ([method.local], {_factory(usual.local), _factory(sgd())}),
+        "ask": ([one.question for one in method.ask], {_factory(one.question) for one in usual.ask}),
     }
-    for part, (name, known) in allowed.items():
-        if name not in known:
-            raise Refused(
-                f"method {method.name!r} is allowed here as it comes, but this study exchanges its {part} for {name!r}"
-            )
+    for part, (values, known) in allowed.items():
+        for value in values:
+            if _factory(value) not in known:
+                name = value.what if isinstance(value, Question) else value.name
+                raise Refused(
+                    f"method {method.name!r} is allowed here as it comes, but this study exchanges its {part} for "
+                    f"{name!r}"
+                )
 
 
-def _base(name: str) -> str:
-    """A part's name without its options, which a study may tune."""
-    return name.partition("(")[0]
-
-
-def _asked(method: Method) -> set[str]:
-    return {one.question.what for one in method.ask}
+def _factory(value: Clip | Local | Question) -> str:
+    """What made a part, whatever its options; the identity of one that no factory of sordino made."""
+    made = value.made
+    return made.factory if made is not None and made.still(value) else identity(value)
 
 
 def _labels(classes: int | None) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ from torch import Tensor
 from sordino.client.rows import Records, Rows
 from sordino.client.turn import answer, take_turn
 from sordino.engine.federation import wire
-from sordino.engine.federation.broadcasts import Frame, check_broadcast
 from sordino.engine.federation.commit import commitment
 from sordino.engine.federation.job import Job, accept, canonical, safe, understand
 from sordino.engine.federation.policy import Declared, Policy, Refused, check_bounds, check_place
@@ -31,11 +30,21 @@ from sordino.privacy.generators import Secret, Source, Turn
 from sordino.privacy.ledger import Ledger
 from sordino.privacy.ledger import Plan as LedgerPlan
 from sordino.privacy.types import Budget, Release
+from sordino.server.broadcast import Frame, check_broadcast
 
 log = logging.getLogger("sordino.site")
 
 RESENDABLE = 8
 """How many of a run's newest releases are kept for resending: a server may repeat the round under way."""
+
+
+@dataclass(frozen=True)
+class Purse:
+    """What a site may spend in all, the ledger that keeps count, and how runs compose in it (None: as it was)."""
+
+    budget: Budget
+    ledger: Ledger
+    composition: str | None = None
 
 
 class Site:
@@ -56,13 +65,12 @@ class Site:
         name: str,
         records: Records,
         declared: Declared,
-        budget: Budget,
-        ledger: Ledger,
+        purse: Purse,
         folder: Path,
         policy: Policy | None = None,
         source: Source | None = None,
-        composition: str | None = None,
     ) -> None:
+        budget, ledger = purse.budget, purse.ledger
         self.name = name
         self.records = records
         self.declared = declared
@@ -74,7 +82,7 @@ class Site:
         self.offered = budget if most is None else replace(budget, epsilon=min(most, budget.epsilon))
         self.source = Secret() if source is None else source
         self.account = ledger.bind(name, lambda salt: commitment(records, salt))
-        ledger.open_account(self.account, budget, composition=composition)
+        ledger.open_account(self.account, budget, composition=purse.composition)
         if source is not None:
             ledger.mark_not_private(self.account, "a generator was injected at the site: a test, not a deployment")
         self._understood = lru_cache(maxsize=4)(lambda text: understand(text, self.policy, self.declared, self.budget))
@@ -253,7 +261,8 @@ class Site:
         if strange or any(f"public/{name}" in packet.tensors for name in packet.facts["public"]):
             raise Refused("the request holds tensors that nothing asks for")
         public = wire.public_from_wire(packet)
-        check_broadcast(public, Frame(job.lengths, self.policy, job.method.private))
+        frame = Frame(job.lengths, self.policy.clip, self.policy.steps, job.method.private, public)
+        check_broadcast(job.method.broadcasts, frame)
         return public, Release.public(weights, "weights from the server")
 
     def _job(self, packet: Packet) -> tuple[Job, int]:
