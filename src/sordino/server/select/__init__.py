@@ -5,11 +5,9 @@
 >>> schedule.counts          # T_k: what each client's noise is calibrated for
 """
 
-from sordino.server.select.draws import choose, draw, everyone, power_of_choice
-from sordino.server.select.noise import closed_form_factors, default_weight, implied_noises, noise_factors
-from sordino.server.select.problem import objective, privacy_aware
-from sordino.server.select.rules import compensation, unbiased, uniform
-from sordino.server.select.schedule import NOBODY, Round, Schedule
+from sordino.server.select.noise import closed_form_factors, default_weight, noise_factors
+from sordino.server.select.problem import compensation, privacy_aware, unbiased, uniform
+from sordino.server.select.schedule import NOBODY, Round, Schedule, choose, draw, everyone, power_of_choice
 from sordino.server.select.turns import last_rounds, redraw, within, without
 
 __all__ = [
@@ -22,10 +20,8 @@ __all__ = [
     "default_weight",
     "draw",
     "everyone",
-    "implied_noises",
     "last_rounds",
     "noise_factors",
-    "objective",
     "power_of_choice",
     "privacy_aware",
     "redraw",

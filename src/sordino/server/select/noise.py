@@ -28,33 +28,21 @@ def noise_factors(
     Parameters
     ----------
     noises : z_k ≥ 0, multiplier of the release's sensitivity (0 for public data).
-    batches : b_k > 0, expected batch size, by which the noisy sum is divided.
-    turns : T_k ≥ 1, participations the multiplier was calibrated for.
+    batches : b_k > 0, expected batch size, by which the noisy sum is divided; one number stands for all clients.
+    turns : T_k ≥ 1, participations the multiplier was calibrated for; one number stands for all clients.
     steps : K, local steps of one participation.
     adjacency : sets the sensitivity Δ·C of a clipped sum: Δ = 2 under replace-one, else 1.
     """
     multiplier = at_least(vector(noises, "noises"), 0.0, "noises", "a noise multiplier is never negative")
-    batch, taken = _batches_and_turns(batches, turns, multiplier.size)
+    batch, taken = (
+        vector(np.broadcast_to(np.asarray(given, dtype=np.float64), multiplier.shape), name)
+        for given, name in ((batches, "batches"), (turns, "turns"))
+    )
+    if (batch <= 0).any():
+        raise BadInput("batches must be > 0: the noisy sum is divided by the expected batch size")
+    at_least(taken, 1.0, "turns", "evaluate noise at one participation or more, e.g. rounds · select / clients")
     sensitivity = Adjacency.parse(adjacency).sensitivity
     return np.asarray((sensitivity * multiplier / batch) ** 2 / (taken * whole(steps, "steps")), dtype=np.float64)
-
-
-def implied_noises(
-    factors: ArrayLike,
-    batches: ArrayLike,
-    turns: ArrayLike,
-    steps: int,
-    adjacency: str | Adjacency = Adjacency.ZERO_OUT,
-) -> Array:
-    """z_k = b_k √(V_k T_k K)/Δ: the multiplier that noise factors stand for (the inverse of ``noise_factors``).
-
-    Guarantees: none by itself. Noise from ``closed_form_factors`` is only picked this way; what it costs is for the
-    ledger's accountant to say.
-    """
-    variance = at_least(vector(factors, "factors"), 0.0, "factors", "a variance is never negative")
-    batch, taken = _batches_and_turns(batches, turns, variance.size)
-    sensitivity = Adjacency.parse(adjacency).sensitivity
-    return np.asarray(batch * np.sqrt(variance * taken * whole(steps, "steps")) / sensitivity, dtype=np.float64)
 
 
 def closed_form_factors(
@@ -110,14 +98,3 @@ def default_weight(dimension: int, rounds: int, steps: int = 1, smoothness: floa
     length = whole(rounds, "rounds") * whole(steps, "steps")
     size = whole(dimension, "dimension")
     return 2.0 * size * math.sqrt(length) * positive(smoothness, "smoothness", "L must be a finite number > 0")
-
-
-def _batches_and_turns(batches: ArrayLike, turns: ArrayLike, clients: int) -> tuple[Array, Array]:
-    """b_k > 0 and T_k ≥ 1, one per client; a single number stands for all."""
-    batch = vector(np.broadcast_to(np.asarray(batches, dtype=np.float64), (clients,)), "batches", clients)
-    if (batch <= 0).any():
-        raise BadInput("batches must be > 0: the noisy sum is divided by the expected batch size")
-    taken = vector(np.broadcast_to(np.asarray(turns, dtype=np.float64), (clients,)), "turns", clients)
-    return batch, at_least(
-        taken, 1.0, "turns", "evaluate noise at one participation or more, e.g. rounds · select / clients"
-    )

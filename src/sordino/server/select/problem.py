@@ -1,4 +1,4 @@
-"""Problem 1 of privacy-aware selection, solved exactly in one sort.
+"""Selection rules as distributions over clients, among them the exact solution of Problem 1 in one sort.
 
     min_p  ‖p − u‖₁ + √(‖p − u‖₁² + η Σ p_k² V_k)    over the simplex,    u_k = n_k/Σn
 
@@ -17,17 +17,49 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from sordino.errors import BadInput
-from sordino.server.select.checks import Array, at_least, distribution, non_negative, vector
-from sordino.server.select.rules import unbiased
+from sordino.server.select.checks import Array, distribution, noise_variances, non_negative, record_counts, whole
 
 NEGLIGIBLE = 1e-290
 """Weighted variances below this count as 0: they change the objective by less than 1e-145, and 1/W stays finite."""
+
+
+def unbiased(sizes: ArrayLike) -> Array:
+    """u_k = n_k/Σn: the average of the drawn updates estimates the update of F = Σ u_k f_k without bias."""
+    records = record_counts(sizes)
+    return np.asarray(records / records.sum(), dtype=np.float64)
+
+
+def uniform(clients: int) -> Array:
+    """p_k = 1/N: every client alike, whatever its size; estimates the update of the plain mean of the f_k."""
+    count = whole(clients, "clients")
+    return np.full(count, 1.0 / count)
+
+
+def compensation(probabilities: ArrayLike, sizes: ArrayLike) -> Array:
+    """Importance weights c_k = u_k/p_k that keep the objective unbiased for any p.
+
+    With m = N_select draws k_1 … k_m from p the aggregate (1/m) Σ_j c_{k_j} Δ_{k_j} has the expectation
+    Σ p_k c_k Δ_k = Σ u_k Δ_k. The weights are *not* divided by their sum in a round: that would bring a bias back.
+
+    Notes
+    -----
+    The expected noise on the aggregate is C² T Σ (p_k c_k)² V_k = C² T Σ u_k² V_k: the same for every p. Compensation
+    takes back what drawing quiet clients more often had gained; it changes the sampling variance only.
+    """
+    target = unbiased(sizes)
+    chosen = distribution(probabilities, target.size)
+    never = np.flatnonzero(chosen == 0.0)
+    if never.size:
+        raise BadInput(
+            f"probabilities[{never[0]}] is 0: a client that is never drawn cannot be compensated for; "
+            "give it a positive probability or leave it out of sizes"
+        )
+    return np.asarray(target / chosen, dtype=np.float64)
 
 
 def privacy_aware(sizes: ArrayLike, variances: ArrayLike, weight: float) -> Array:
@@ -45,26 +77,17 @@ def privacy_aware(sizes: ArrayLike, variances: ArrayLike, weight: float) -> Arra
     is unique unless several clients have V_k = 0; those then share what they gain in proportion to n_k.
     """
     shares = unbiased(sizes)
-    noise = weighted_variances(variances, weight, shares.size)
+    noise = _weighted_variances(variances, weight, shares.size)
     marginal = shares * noise
     if marginal.max() - marginal.min() <= 2.0 * math.sqrt(float((shares * marginal).sum())):
         return shares
     return _solve(shares, noise, marginal)
 
 
-def objective(probabilities: ArrayLike, sizes: ArrayLike, variances: ArrayLike, weight: float) -> float:
-    """Problem 1's objective ‖p − u‖₁ + √(‖p − u‖₁² + η Σ p_k² V_k) at any distribution p."""
-    shares = unbiased(sizes)
-    chosen = distribution(probabilities, shares.size)
-    noise = weighted_variances(variances, weight, shares.size)
-    gap = float(np.abs(chosen - shares).sum())
-    return gap + math.hypot(gap, math.sqrt(float((chosen * (chosen * noise)).sum())))
-
-
-def weighted_variances(variances: ArrayLike, weight: float, clients: int) -> Array:
+def _weighted_variances(variances: ArrayLike, weight: float, clients: int) -> Array:
     """W_k = η V_k, with what cannot matter set to 0."""
     factor = non_negative(weight, "weight", "η weighs noise against bias and must be a finite number ≥ 0")
-    found = at_least(vector(variances, "variances", clients), 0.0, "variances", "a variance is never negative")
+    found = noise_variances(variances, clients)
     with np.errstate(over="ignore"):
         noise = factor * found
     if not np.isfinite(noise).all():
@@ -72,22 +95,18 @@ def weighted_variances(variances: ArrayLike, weight: float, clients: int) -> Arr
     return np.where(noise < NEGLIGIBLE, 0.0, noise)
 
 
-@dataclass(frozen=True)
 class _Sorted:
-    """Clients with noise, ordered by marginal noise y_k = u_k W_k, with running sums (entry i: the first i clients).
+    """Clients with noise in order of marginal noise y_k = u_k W_k, with running sums (entry i: the first i clients).
 
-    ``above_*`` are summed from the top, not taken as differences, because the quietest clients would drown them.
+    ``share`` is u and ``capacity`` 1/W; ``public`` says whether there are clients without noise beside them. Sums
+    ``above_*`` start at the top and are not differences, because the quietest clients would drown them.
     """
 
-    marginal: Array
-    share: Array
-    capacity: Array
-    below_capacity: Array
-    below_share: Array
-    below_noise: Array
-    above_capacity: Array
-    above_share: Array
-    public: bool
+    def __init__(self, marginal: Array, share: Array, capacity: Array, public: bool) -> None:
+        self.marginal, self.share, self.capacity, self.public = marginal, share, capacity, public
+        self.below_capacity, self.below_share = _running(capacity), _running(share)
+        self.below_noise = _running(share * marginal)
+        self.above_capacity, self.above_share = _running(capacity[::-1])[::-1], _running(share[::-1])[::-1]
 
     def raised_mass(self, index: int) -> float:
         """Mass needed to raise everyone below client ``index`` to its marginal noise."""
@@ -122,7 +141,7 @@ def _solve(shares: Array, noise: Array, marginal: Array) -> Array:
     """
     noisy = np.flatnonzero(noise > 0.0)
     order = noisy[np.argsort(marginal[noisy], kind="stable")]
-    table = _sorted(marginal[order], shares[order], 1.0 / noise[order], public=noisy.size < noise.size)
+    table = _Sorted(marginal[order], shares[order], 1.0 / noise[order], public=noisy.size < noise.size)
     kept = bisect_left(range(order.size), True, key=lambda index: not table.is_past(index))
     raised = 0
     if not table.public:
@@ -170,23 +189,6 @@ def _levels(
     return (in_share + mass) / in_capacity, level + width * in_capacity / (in_capacity + out_capacity), mass
 
 
-def _sorted(marginal: Array, share: Array, capacity: Array, public: bool) -> _Sorted:
-    """Running sums over clients already in order."""
-    return _Sorted(
-        marginal=marginal,
-        share=share,
-        capacity=capacity,
-        below_capacity=_running(capacity),
-        below_share=_running(share),
-        below_noise=_running(share * marginal),
-        above_capacity=_running(capacity[::-1])[::-1],
-        above_share=_running(share[::-1])[::-1],
-        public=public,
-    )
-
-
 def _running(values: Array) -> Array:
     """Sums of the first 0, 1, …, n values."""
-    found = np.zeros(values.size + 1)
-    np.cumsum(values, out=found[1:])
-    return found
+    return np.concatenate(([0.0], np.cumsum(values)))

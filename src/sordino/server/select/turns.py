@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from sordino.errors import BadInput
-from sordino.server.select.checks import Array, Index, allowances, distribution, importance_weights
+from sordino.server.select.checks import Array, Index, at_least, distribution, importance_weights
 from sordino.server.select.schedule import NOBODY, Schedule, generator
 
 
@@ -64,8 +64,8 @@ def within(schedule: Schedule, turns: ArrayLike, start: int = 1) -> Schedule:
     Guarantees: counts from ``start`` on never exceed ``turns``.
     """
     if schedule.caps is not None:
-        raise BadInput("power-of-choice has caps of its own: give turns= to power_of_choice, or use without()")
-    left = allowances(turns, schedule.clients)
+        raise BadInput("power-of-choice has caps of its own: use without() for clients that cannot pay")
+    left = _allowances(turns, schedule.clients)
     first = _first(schedule, start)
     importance = importance_weights(schedule.importance, schedule.clients)
     asked, weights = schedule.asked.copy(), schedule.weights.copy()
@@ -108,6 +108,17 @@ def redraw(schedule: Schedule, probabilities: ArrayLike, start: int, importance:
     return replace(
         schedule, clients=chosen.size, asked=asked, weights=weights, probabilities=chosen, importance=counted
     )
+
+
+def _allowances(turns: ArrayLike, clients: int) -> Array:
+    """Whole turns that each client may still take: ≥ 0, ∞ for no limit; one number stands for all."""
+    given = np.asarray(turns, dtype=np.float64)
+    given = np.full(clients, given) if given.ndim == 0 else given
+    if given.shape != (clients,):
+        raise BadInput(f"turns has shape {given.shape} for {clients} clients: give one number per client")
+    if np.isnan(given).any():
+        raise BadInput("turns holds NaN: give each client a number of turns (inf for no limit)")
+    return np.floor(at_least(given, 0.0, "turns", "a client cannot have fewer than 0 turns"))
 
 
 def _first(schedule: Schedule, start: int) -> int:
