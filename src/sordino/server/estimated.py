@@ -99,7 +99,7 @@ def factor_hdp(screened: Screened, state: State, *, rounds: int = 5, rank: int |
         scale = _scale(facts)
         inner = gram(screened.updates.T) / scale
         found = factor.fit(inner, dimension, rank)
-        state, past = _window(state, factor.Round(facts.clients, inner, dimension, found.rank), rounds)
+        state, past = _window(state, factor.GramOfRound(facts.clients, inner, dimension, found.rank), rounds)
         pooled = found.variances
         if len(past) > 1 and len(np.unique(facts.clients)) == len(facts.clients):
             pooled = _pooled(past, facts.clients)
@@ -111,21 +111,23 @@ def factor_hdp(screened: Screened, state: State, *, rounds: int = 5, rank: int |
     return Outcome(weighted(screened.updates, weights), weights, state, shown)
 
 
-def _pooled(past: list[factor.Round], clients: NDArray[np.int64]) -> Array:
+def _pooled(past: list[factor.GramOfRound], clients: NDArray[np.int64]) -> Array:
     """σ̂² of ``clients`` from all rounds; clients are renumbered, so that unseen numbers cost nothing."""
     numbers = np.unique(np.concatenate([one.clients for one in past]))
-    renumbered = [factor.Round(np.searchsorted(numbers, one.clients), one.gram, one.rows, one.rank) for one in past]
+    renumbered = [
+        factor.GramOfRound(np.searchsorted(numbers, one.clients), one.gram, one.rows, one.rank) for one in past
+    ]
     variances, _ = factor.pool(renumbered, len(numbers))
     return np.asarray(variances[np.searchsorted(numbers, clients)])
 
 
-def _window(state: State, latest: factor.Round, rounds: int) -> tuple[State, list[factor.Round]]:
+def _window(state: State, latest: factor.GramOfRound, rounds: int) -> tuple[State, list[factor.GramOfRound]]:
     """The last ``rounds`` Gram matrices, with distinct clients each, as rounds and as tensors in the state."""
     past = []
     for number in range(int(state.get("factor_hdp_count", 0))):
         about = state[f"factor_hdp_about_{number}"]
         past.append(
-            factor.Round(
+            factor.GramOfRound(
                 np.array(about["clients"], dtype=np.int64),
                 state[f"factor_hdp_gram_{number}"].cpu().numpy(),
                 about["rows"],
