@@ -15,17 +15,16 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from sordino.errors import BadInput
-from sordino.server.select import unbiased
-from sordino.server.select.checks import (
+from sordino.server.checks import (
     Array,
     at_least,
     distribution,
     noise_variances,
-    non_negative,
     positive,
     vector,
     whole,
 )
+from sordino.server.select import unbiased
 
 
 def privacy_error(probabilities: ArrayLike, variances: ArrayLike, dimension: int) -> float:
@@ -71,7 +70,7 @@ def distortion(record_norms: ArrayLike, mean_norm: float, clip: float) -> float:
     """
     threshold = positive(clip, "clip", "C must be a finite number > 0")
     norms = at_least(vector(record_norms, "record_norms"), 0.0, "record_norms", "a norm is never negative")
-    whole_norm = non_negative(mean_norm, "mean_norm", "‖∇F‖ must be a finite number ≥ 0")
+    whole_norm = positive(mean_norm, "mean_norm", "‖∇F‖ must be a finite number ≥ 0", or_zero=True)
     factors = np.maximum(1.0, norms / threshold) / max(1.0, whole_norm / threshold)
     return float(np.abs(factors - 1.0).mean())
 
@@ -98,7 +97,7 @@ class StronglyConvex:
         for name in ("smoothness", "convexity", "gradient", "clip", "beta", "gamma", "trade"):
             positive(getattr(self, name), name, "Theorem 1 needs a finite number > 0")
         for name in ("distance", "start"):
-            non_negative(getattr(self, name), name, "Theorem 1 needs a finite number ≥ 0")
+            positive(getattr(self, name), name, "Theorem 1 needs a finite number ≥ 0", or_zero=True)
         if self.beta <= self.gradient / (self.clip * self.convexity):
             raise BadInput(f"beta={self.beta:g} must exceed B₁/(Cμ) = {self.gradient / (self.clip * self.convexity):g}")
         if self.gamma < 1.0:
@@ -173,7 +172,7 @@ def best_iterations(
 
 def _clipping(weights: Array, distortions: ArrayLike | None, dissimilarity: float, clip: float) -> float:
     """max_t Σ_k weight_k · distortion_k,t + B₂/C."""
-    drift = non_negative(dissimilarity, "dissimilarity", "B₂ must be a finite number ≥ 0")
+    drift = positive(dissimilarity, "dissimilarity", "B₂ must be a finite number ≥ 0", or_zero=True)
     drift /= positive(clip, "clip", "C must be a finite number > 0")
     if distortions is None:
         return drift
@@ -185,9 +184,9 @@ def _clipping(weights: Array, distortions: ArrayLike | None, dissimilarity: floa
 
 def _lasting(share: float, selection: float, clipping: float, privacy: float, at: StronglyConvex) -> float:
     """What does not vanish in Theorem 1; ``share`` is T/(γ+T)."""
-    bias = non_negative(selection, "selection", "G^select,clip must be a finite number ≥ 0")
-    clipped = non_negative(clipping, "clipping", "G^b,clip must be a finite number ≥ 0")
-    noise = non_negative(privacy, "privacy", "G^DP must be a finite number ≥ 0")
+    bias = positive(selection, "selection", "G^select,clip must be a finite number ≥ 0", or_zero=True)
+    clipped = positive(clipping, "clipping", "G^b,clip must be a finite number ≥ 0", or_zero=True)
+    noise = positive(privacy, "privacy", "G^DP must be a finite number ≥ 0", or_zero=True)
     slope = at.beta * share
     inner = math.sqrt((1.0 + 1.0 / at.trade) * bias**2 + (1.0 + 9.0 * at.trade) * noise)
     return math.sqrt(18.0 * at.trade * slope * at.smoothness * at.gradient * at.clip / at.convexity * clipped) + (
@@ -199,9 +198,9 @@ def _theorem_two(
     selection: float, privacy: float, smoothness: float, gradient: float, start: float
 ) -> tuple[float, float, float, float, float]:
     """G^select,clip, G^DP, L, B₁ and R = F(w₁)−F* + LB₁²/2, checked."""
-    bias = non_negative(selection, "selection", "G^select,clip must be a finite number ≥ 0")
-    noise = non_negative(privacy, "privacy", "G^DP must be a finite number ≥ 0")
+    bias = positive(selection, "selection", "G^select,clip must be a finite number ≥ 0", or_zero=True)
+    noise = positive(privacy, "privacy", "G^DP must be a finite number ≥ 0", or_zero=True)
     curve = positive(smoothness, "smoothness", "L must be a finite number > 0")
     bound = positive(gradient, "gradient", "B₁ must be a finite number > 0")
-    above = non_negative(start, "start", "F(w₁) − F* must be a finite number ≥ 0")
+    above = positive(start, "start", "F(w₁) − F* must be a finite number ≥ 0", or_zero=True)
     return bias, noise, curve, bound, above + 0.5 * curve * bound**2

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from sordino.server.select.checks import distribution, importance_weights, noise_variances, positive, whole
-from sordino.server.select.problem import unbiased
+from sordino.server.checks import distribution, importance_weights, noise_variances, positive, whole
+from sordino.server.problem import unbiased
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,6 @@ class Pursuit:
     iterations: passes over the rows.
     residual: ‖M − L − S‖/‖M‖.
     unsettled: how much further the variances are expected to move, relatively, at most.
-    gap: (primal − dual)/primal objective of a feasible pair: a bound on the suboptimality, whatever the path.
     converged: whether all tolerances were met; never true at the iteration limit otherwise.
     rows: indices of the rows looked at; None for all.
     projection: n×n map Q with L ≈ M·Q, the warm start for a similar matrix (next round's).
@@ -76,7 +75,6 @@ class Pursuit:
     iterations: int
     residual: float
     unsettled: float
-    gap: float
     converged: bool
     rows: Tensor | None
     projection: Tensor
@@ -98,13 +96,14 @@ def decompose(matrix: Matrix) -> tuple[Any, Any]:
     Warns ``NotSettled`` when the iteration limit came first; ``solve`` has the details.
     """
     found = solve(matrix)
-    if not found.converged:
-        warn_unsettled(found)
+    warn_unsettled(found)
     return like(matrix, found.low_rank), like(matrix, found.sparse)
 
 
 def warn_unsettled(found: Pursuit) -> None:
-    """Say that the iteration limit came before convergence, and by how much it was missed."""
+    """Warn when the iteration limit came before convergence, and say by how much it was missed."""
+    if found.converged:
+        return
     warnings.warn(
         f"principal component pursuit stopped after {found.iterations} iterations at residual {found.residual:.1e} "
         f"with variances that may still move by {found.unsettled:.1%}: pass a larger iterations= to pursuit.solve",
@@ -136,8 +135,6 @@ def solve(
     start : ``projection`` of an earlier result for the same clients in the same order.
     parts : whether to return L and S, or only what is n×n and smaller.
 
-    Notes
-    -----
     n×n eigenproblems are solved in float64. An all-zero column stays zero in L and S and has σ̂² = 0.
     """
     columns = as_columns(matrix)
@@ -150,7 +147,7 @@ def solve(
     if scale == 0.0:
         zero, nothing = torch.zeros_like(columns) if parts else None, np.zeros(columns.shape[1])
         still = torch.zeros(len(nothing), len(nothing), dtype=torch.float64)
-        return Pursuit(zero, zero, nothing, nothing, nothing, 0, 0.0, 0.0, 0.0, True, chosen, still)
+        return Pursuit(zero, zero, nothing, nothing, nothing, 0, 0.0, 0.0, True, chosen, still)
     with one_thread():
         work = _Work(columns, 0.5 * scale, start)
         return _finish(work, _iterate(work, tolerance, residual, iterations), chosen, parts)
@@ -159,15 +156,11 @@ def solve(
 def _typical_entry(columns: Tensor) -> float:
     """Median over the non-zero columns of the mean |entry|: one client's scale cannot move it."""
     total = torch.zeros(columns.shape[1], dtype=torch.float64)
-    for block in _blocks(columns):
+    for block in row_blocks(columns, BLOCK):
         total += block.abs().sum(0, dtype=torch.float64).cpu()
     check_finite(total)
     means = total[total > 0] / columns.shape[0]
     return float(means.median()) if len(means) else 0.0
-
-
-def _blocks(columns: Tensor) -> Iterator[Tensor]:
-    return row_blocks(columns, BLOCK)
 
 
 class _Work:
@@ -186,7 +179,7 @@ class _Work:
 
     def blocks(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Views of the same rows of M and T."""
-        return zip(_blocks(self.columns), _blocks(self.state))
+        return zip(row_blocks(self.columns, BLOCK), row_blocks(self.state, BLOCK))
 
     def target(self, entry: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """(X, Y/μ) of a block of rows: Y/μ = clip(T) and X = M − S + Y/μ = M − T + 2 clip(T)."""
@@ -232,7 +225,7 @@ def _iterate(work: _Work, tolerance: float, residual: float, limit: int) -> tupl
 
     Returns the iterations made, how far the variances are still expected to move, and whether it converged.
     """
-    size = math.sqrt(sum(float(block.square().sum(dtype=torch.float64)) for block in _blocks(work.columns)))
+    size = math.sqrt(sum(float(block.square().sum(dtype=torch.float64)) for block in row_blocks(work.columns, BLOCK)))
     before: Array | None = None
     changes: list[float] = []
     expected, iteration = math.inf, 0
@@ -279,30 +272,24 @@ def _left(change: float, ratio: float) -> float:
 
 
 def _finish(work: _Work, went: tuple[int, float, bool], chosen: Tensor | None, parts: bool) -> Pursuit:
-    """One last pass: L, S, the variances, the duality gap and the projection for a warm start."""
+    """One last pass: L, S, the variances and the projection for a warm start."""
     projection, singular = work.shrink()
     apply = projection.to(work.columns)
     low = torch.empty_like(work.columns) if parts else None
     width = work.columns.shape[1]
     squares = torch.zeros(width, dtype=torch.float64)
-    own, cross, duals = (torch.zeros(width, width, dtype=torch.float64) for _ in range(3))
-    rest_size = inner = off = 0.0
-    for (entry, state), place in zip(work.blocks(), _blocks(work.columns if low is None else low)):
+    own, cross = (torch.zeros(width, width, dtype=torch.float64) for _ in range(2))
+    off = 0.0
+    for (entry, state), place in zip(work.blocks(), row_blocks(work.columns if low is None else low, BLOCK)):
         target, clipped = work.target(entry, state)
         part = torch.mm(target, apply)
         own += (entry.T @ entry).to("cpu", torch.float64)
         cross += (entry.T @ part).to("cpu", torch.float64)
-        duals += (clipped.T @ clipped).to("cpu", torch.float64)
-        rest_size += float((entry - part).abs().sum())
-        inner += float((entry * clipped).sum())
         state.sub_(clipped)
         squares += state.square().sum(0).to("cpu", torch.float64)
         off += float((entry - part).sub_(state).square_().sum())
         if low is not None:
             place.copy_(part)
-    mu = work.lam / work.threshold
-    primal = float(singular.sum()) + work.lam * rest_size
-    steepest = mu * math.sqrt(float(torch.linalg.eigvalsh(duals)[-1]))
     iterations, unsettled, converged = went
     return Pursuit(
         low_rank=low,
@@ -313,7 +300,6 @@ def _finish(work: _Work, went: tuple[int, float, bool], chosen: Tensor | None, p
         iterations=iterations,
         residual=math.sqrt(off / float(own.trace())),
         unsettled=unsettled,
-        gap=(primal - mu * inner / max(1.0, steepest)) / primal,
         converged=converged,
         rows=chosen,
         projection=torch.linalg.lstsq(own, cross, driver="gelsd").solution,

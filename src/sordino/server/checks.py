@@ -1,4 +1,4 @@
-"""What selection refuses, each with a cause and a remedy. Numbers in, float64 arrays out."""
+"""What the selection of clients refuses, each with a cause and a remedy. Numbers in, float64 arrays out."""
 
 from __future__ import annotations
 
@@ -72,19 +72,12 @@ def importance_weights(importance: ArrayLike | None, clients: int) -> Array:
     return at_least(found, 0.0, "importance", "an importance weight is never negative")
 
 
-def non_negative(value: float, name: str, remedy: str) -> float:
-    """A finite number ≥ 0."""
+def positive(value: float, name: str, remedy: str, *, or_zero: bool = False) -> float:
+    """A finite number > 0, or ≥ 0 with ``or_zero``."""
     number = float(value)
-    if not (math.isfinite(number) and number >= 0.0):
+    if not (math.isfinite(number) and (number > 0.0 or (or_zero and number == 0.0))):
         raise BadInput(f"{name} is {number!r}: {remedy}")
     return number
-
-
-def positive(value: float, name: str, remedy: str) -> float:
-    """A finite number > 0."""
-    if float(value) == 0.0:
-        raise BadInput(f"{name} is {float(value)!r}: {remedy}")
-    return non_negative(value, name, remedy)
 
 
 def whole(value: int, name: str, least: int = 1) -> int:
