@@ -7,9 +7,10 @@ import torch
 
 from sordino.errors import BadInput
 from sordino.server import aggregate, spread
+from sordino.server.columns import inverse_weights
 
 VARIANCES = np.array([0.1, 0.5, 1.0, 1.0, 2.0, 4.0, 8.0, 3.0])
-FACES = [aggregate.robust_hdp, aggregate.factor_hdp, aggregate.random_effects, aggregate.column_norm]
+FACES = [aggregate.robust_hdp, aggregate.factor_hdp, aggregate.random_effects]
 
 
 @pytest.fixture(scope="module")
@@ -74,14 +75,10 @@ def test_robust_hdp_estimates_from_sampled_rows(noise):
     assert not torch.equal(sampled, other)
 
 
-def test_column_norm_and_inverse_variance_by_loops(updates):
-    inverse = [1.0 / sum(float(x) ** 2 for x in column) for column in updates.T]
-    np.testing.assert_allclose(aggregate.column_norm(updates), np.array(inverse) / sum(inverse), rtol=1e-5)
-    np.testing.assert_allclose(aggregate.inverse_variance([1.0, 2.0, 4.0]), np.array([4.0, 2.0, 1.0]) / 7)
-    assert aggregate.inverse_variance([0.0, 1.0, 0.0]).tolist() == [0.5, 0.0, 0.5]
-    assert aggregate.inverse_variance([np.inf, 1.0]).tolist() == [0.0, 1.0]
-    with pytest.raises(BadInput, match="≥ 0"):
-        aggregate.inverse_variance([1.0, -1.0])
+def test_inverse_weights_of_known_variances():
+    np.testing.assert_allclose(inverse_weights([1.0, 2.0, 4.0]), np.array([4.0, 2.0, 1.0]) / 7)
+    assert inverse_weights([0.0, 1.0, 0.0]).tolist() == [0.5, 0.0, 0.5]
+    assert inverse_weights([np.inf, 1.0]).tolist() == [0.0, 1.0]
 
 
 def different_clients(rows=3000, between=0.5, seed=0):
@@ -154,7 +151,7 @@ def test_random_effects_estimate_the_mean_of_the_clients_better_than_either_extr
         name: float(((matrix @ weights - truth.mean(1)) ** 2).mean())
         for name, weights in {
             "random effects": aggregate.random_effects(matrix, VARIANCES, horizon=1.0),
-            "inverse variance": aggregate.inverse_variance(VARIANCES),
+            "inverse variance": inverse_weights(VARIANCES),
             "equal": np.full(8, 1 / 8),
         }.items()
     }
@@ -179,5 +176,3 @@ def test_senseless_random_effects_are_refused(updates):
         aggregate.random_effects(updates, VARIANCES, horizon=-1.0)
     with pytest.raises(BadInput, match="finite and ≥ 0"):
         aggregate.random_effects(updates, -VARIANCES)
-    with pytest.raises(BadInput, match="≥ 0"):
-        spread.exchangeable(VARIANCES, -1.0, np.full(8, 1 / 8))

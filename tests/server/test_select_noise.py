@@ -9,7 +9,7 @@ import pytest
 from dp_accounting.pld import PLDAccountant
 
 from sordino.errors import BadInput
-from sordino.server.select import closed_form_factors, default_weight, implied_noises, noise_factors, privacy_aware
+from sordino.server.select import closed_form_factors, default_weight, noise_factors, privacy_aware
 
 
 def plain_closed_form(n, b, epsilon, delta):
@@ -43,7 +43,7 @@ def test_public_data_has_no_noise_and_replace_one_has_four_times_the_variance():
 def test_closed_form_picks_as_many_times_the_needed_noise_as_measured(epsilon, excess):
     """n=600, b=128, δ=1e-5, T·K=1000: noise divided by the excess still meets ε under a tight accountant."""
     factors = closed_form_factors([600], [128], [epsilon], [1e-5])
-    noise = float(implied_noises(factors, [128], [1000], 1)[0]) / excess
+    noise = 128 * math.sqrt(factors[0] * 1000) / excess
     accountant = PLDAccountant(dp_accounting.NeighboringRelation.REPLACE_SPECIAL)
     event = dp_accounting.PoissonSampledDpEvent(128 / 600, dp_accounting.GaussianDpEvent(noise))
     accountant.compose(event, 1000)
@@ -57,7 +57,6 @@ def test_noise_factors_are_the_variance_of_the_average_per_participation_step(ad
     for k in range(3):
         std_of_average = sensitivity * z[k] / b[k]  # C = 1
         assert found[k] * turns[k] * steps == pytest.approx(std_of_average**2, rel=1e-14)
-    np.testing.assert_allclose(implied_noises(found, b, turns, steps, adjacency), z, rtol=1e-14)
 
 
 def test_one_number_stands_for_all_clients():
@@ -94,7 +93,6 @@ def test_default_weight_does_something_at_the_papers_setting_and_nothing_without
         (lambda: noise_factors([1.0], [0], [1], 1), "batches"),
         (lambda: noise_factors([1.0], [5], [0], 1), "turns"),
         (lambda: noise_factors([1.0], [5], [1], 0), "steps"),
-        (lambda: implied_noises([-1.0], [5], [1], 1), "never negative"),
         (lambda: default_weight(0, 10), "dimension"),
         (lambda: default_weight(10, 10, smoothness=math.nan), "smoothness"),
     ],

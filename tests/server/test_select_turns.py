@@ -134,6 +134,8 @@ def test_redraw_keeps_the_past_and_draws_the_rest_from_new_probabilities():
         (lambda: without(everyone(3, 2), [3]), "client 3"),
         (lambda: without(everyone(3, 2), [0], start=0), "start=0"),
         (lambda: within(everyone(3, 2), [1, 1]), "turns"),
+        (lambda: within(everyone(2, 2), [1, -1]), r"turns\[1\]"),
+        (lambda: within(everyone(2, 2), [1, math.nan]), "NaN"),
         (lambda: within(power_of_choice([1, 1], 2, 2, 1, 0), [1, 1]), "caps of its own"),
         (lambda: redraw(everyone(3, 2), [0.5, 0.5, 0.0], 1), "not drawn"),
         (lambda: redraw(draw(uniform(3), 2, 1, 0), [0.5, 0.5], 1), "left probability 0"),

@@ -28,8 +28,7 @@ def robust_hdp(updates: Matrix, *, rows: int | None = pursuit.SAMPLE, seed: int 
     """
     columns = as_columns(updates)
     found = pursuit.solve(columns, residual=pursuit.FOR_WEIGHTS, rows=rows, seed=seed, parts=False)
-    if not found.converged:
-        pursuit.warn_unsettled(found)
+    pursuit.warn_unsettled(found)
     return _spread_out(updates, _sent(found.variances), inverse_weights(found.variances[found.variances > 0]))
 
 
@@ -71,28 +70,9 @@ def random_effects(
     else:
         noise = np.asarray(variances, dtype=np.float64)[sent]
     votes, _ = spread.weigh(
-        inner / np.outer(effort, effort),
-        noise / effort**2,
-        wanted,
-        columns.shape[0],
-        spread_by=spread_by,
-        horizon=horizon,
+        inner / np.outer(effort, effort), noise / effort**2, wanted, len(columns), spread_by=spread_by, horizon=horizon
     )
     return _spread_out(updates, sent, (votes / effort) / (votes / effort).sum())
-
-
-def column_norm(updates: Matrix) -> Any:
-    """w_i ∝ 1/‖M_:,i‖²: the whole update counts as noise."""
-    inner, sent = _gram_of_those_who_sent(as_columns(updates))
-    return _spread_out(updates, sent, inverse_weights(np.diag(inner)))
-
-
-def inverse_variance(variances: ArrayLike) -> Array:
-    """w_i ∝ 1/σ_i²: the least noise that any weights summing to 1 can have."""
-    known = np.asarray(variances, dtype=np.float64)
-    if known.ndim != 1 or len(known) == 0 or np.isnan(known).any() or (known < 0).any():
-        raise BadInput("variances must be a list of numbers ≥ 0, one per client")
-    return inverse_weights(known)
 
 
 def _sent(sizes: Array) -> NDArray[np.int64]:

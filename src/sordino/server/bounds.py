@@ -1,8 +1,8 @@
-"""Convergence bounds of DP-FedAvg under client selection, as functions of what each rule does to bias and noise.
+"""Theorem 2's convergence bound of DP-FedAvg under client selection, by what each rule does to bias and noise.
 
-Symbols of the paper: p^s selection probabilities, p^u = u shares of the data, D parameters, C clip, V_k noise factors,
-T = T^g·K iterations, L smoothness, μ strong convexity, B₁ bound on gradient norms, B₂ bound on their dissimilarity,
-β/(γ+t) the step of Theorem 1, Γ > 0 free. Upper bounds, usually loose: they order rules, they do not predict accuracy.
+Symbols of the paper: p selection probabilities, u shares of the data, D parameters, C clip, V_k noise factors,
+T = T^g·K iterations, L smoothness. An upper bound, usually loose: it orders rules, it does not predict accuracy. The
+whole theorems are in ``papers.theory_selection``.
 """
 
 from __future__ import annotations
@@ -14,161 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from sordino.errors import BadInput
-from sordino.server.select.checks import (
-    Array,
-    at_least,
-    distribution,
-    importance_weights,
-    non_negative,
-    positive,
-    vector,
-    whole,
-)
-from sordino.server.select.rules import unbiased
-from sordino.server.select.schedule import NOBODY, Schedule
-
-
-def privacy_error(probabilities: ArrayLike, variances: ArrayLike, dimension: int) -> float:
-    """G^DP = Σ_k (p_k^s)² D V_k (eq. 16): the error due to noise.
-
-    One p is the chance of being drawn, the other the share of all participations that the noise must cover.
-    """
-    return whole(dimension, "dimension") * _noise(distribution(probabilities), variances)
-
-
-def selection_error(
-    probabilities: ArrayLike,
-    sizes: ArrayLike,
-    distortions: ArrayLike | None = None,
-    dissimilarity: float = 0.0,
-    clip: float = 1.0,
-) -> float:
-    """G^select,clip = ‖p^s − p^u‖₁ + max_t ‖Δ_t‖₁ + B₂/C (eq. 15), Δ_t,k = u_k · mean_d |q_k,t(d) − 1|.
-
-    Parameters
-    ----------
-    distortions : [clients] or [iterations, clients], mean_d |q_k,t(d) − 1| of ``distortion``; none: no clipping gap.
-    dissimilarity, clip : B₂ and C.
-    """
-    shares = unbiased(sizes)
-    gap = float(np.abs(distribution(probabilities, shares.size) - shares).sum())
-    return gap + _clipping(shares, distortions, dissimilarity, clip)
-
-
-def clipping_error(
-    probabilities: ArrayLike, distortions: ArrayLike | None = None, dissimilarity: float = 0.0, clip: float = 1.0
-) -> float:
-    """G^b,clip = max_t ‖Δ_t^b‖₁ + B₂/C (eq. 17), Δ_t,k^b = p_k^s · mean_d |q_k,t(d) − 1|."""
-    return _clipping(distribution(probabilities), distortions, dissimilarity, clip)
-
-
-def distortion(record_norms: ArrayLike, mean_norm: float, clip: float) -> float:
-    """mean_d |q(d) − 1| of one client, q(d) = max(1, ‖g(d)‖/C) / max(1, ‖∇F‖/C) (eq. 14).
-
-    Guarantees: none. It is computed from records' gradients, so it is the observer's in a simulation, or a charged
-    release; it never leaves a site as it is.
-    """
-    threshold = positive(clip, "clip", "C must be a finite number > 0")
-    norms = at_least(vector(record_norms, "record_norms"), 0.0, "record_norms", "a norm is never negative")
-    whole_norm = non_negative(mean_norm, "mean_norm", "‖∇F‖ must be a finite number ≥ 0")
-    factors = np.maximum(1.0, norms / threshold) / max(1.0, whole_norm / threshold)
-    return float(np.abs(factors - 1.0).mean())
-
-
-@dataclass(frozen=True)
-class StronglyConvex:
-    """The constants of Theorem 1.
-
-    Attributes: ``smoothness`` L, ``convexity`` μ, ``gradient`` B₁, ``clip`` C, step β/(γ+t) by ``beta`` and ``gamma``,
-    ``trade`` Γ, ``distance`` ‖w₁ − w^b,*‖₂, ``start`` F(w₁) − F*.
-    """
-
-    smoothness: float
-    convexity: float
-    gradient: float
-    clip: float
-    beta: float
-    gamma: float = 1.0
-    trade: float = 1.0
-    distance: float = 0.0
-    start: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name in ("smoothness", "convexity", "gradient", "clip", "beta", "gamma", "trade"):
-            positive(getattr(self, name), name, "Theorem 1 needs a finite number > 0")
-        for name in ("distance", "start"):
-            non_negative(getattr(self, name), name, "Theorem 1 needs a finite number ≥ 0")
-        if self.beta <= self.gradient / (self.clip * self.convexity):
-            raise BadInput(f"beta={self.beta:g} must exceed B₁/(Cμ) = {self.gradient / (self.clip * self.convexity):g}")
-        if self.gamma < 1.0:
-            raise BadInput(f"gamma={self.gamma:g} must be at least 1")
-
-
-def strongly_convex(iterations: float, selection: float, clipping: float, privacy: float, at: StronglyConvex) -> float:
-    """Theorem 1 (eq. 18–19): a bound on √E[F(w_{T+1}) − F*].
-
-    Z/√(γ+T) + √(18Γ βTL/(γ+T) · B₁C/μ · G^b,clip)
-    + √(2L) βTC/(2(γ+T)) · [G^select,clip + √((1+1/Γ)(G^select,clip)² + (1+9Γ) G^DP)],
-    Z² = (9/2) LΓγ‖w₁−w^b,*‖² + ((1+9Γ)/2) β²TL/(γ+T) C² + γ(F(w₁)−F*).
-
-    ``iterations`` T; ``selection``, ``clipping``, ``privacy``: G^select,clip, G^b,clip, G^DP. (The paper's proof needs
-    9Γ where its statement has 18Γ; the statement is kept.)
-    """
-    length = positive(iterations, "iterations", "T must be a finite number > 0")
-    share = length / (at.gamma + length)
-    vanishing = math.sqrt(
-        4.5 * at.smoothness * at.trade * at.gamma * at.distance**2
-        + 0.5 * (1.0 + 9.0 * at.trade) * at.beta**2 * share * at.smoothness * at.clip**2
-        + at.gamma * at.start
-    )
-    return vanishing / math.sqrt(at.gamma + length) + _lasting(share, selection, clipping, privacy, at)
-
-
-def strongly_convex_limit(selection: float, clipping: float, privacy: float, at: StronglyConvex) -> float:
-    """Corollary 1 (eq. 21): Theorem 1 as T → ∞.
-
-    √(18Γ βL · B₁C/μ · G^b,clip) + √L βC/√2 · [G^select,clip + √((1+1/Γ)(G^select,clip)² + (1+9Γ) G^DP)].
-    """
-    return _lasting(1.0, selection, clipping, privacy, at)
-
-
-def non_convex(
-    iterations: float, selection: float, privacy: float, smoothness: float, gradient: float = 1.0, start: float = 0.0
-) -> float:
-    """Theorem 2 (eq. 20): a bound on √((1/T) Σ_t E‖∇F(w̃_t)‖²).
-
-    B₁/2 · [G^select,clip + √((G^select,clip)² + 2√T L G^DP)] + √((F(w₁)−F*)/√T + L B₁²/(2√T)).
-
-    ``iterations`` T; ``selection``, ``privacy``: G^select,clip, G^DP; ``smoothness`` L; ``gradient`` B₁; ``start``
-    F(w₁) − F*.
-    """
-    root = math.sqrt(positive(iterations, "iterations", "T must be a finite number > 0"))
-    bias, noise, curve, bound, rest = _theorem_two(selection, privacy, smoothness, gradient, start)
-    return bound * _lasting_two(bias, noise, root * curve) + math.sqrt(rest / root)
-
-
-def best_iterations(
-    selection: float, privacy: float, smoothness: float, gradient: float = 1.0, start: float = 0.0
-) -> float:
-    """Corollary 2: the T at which Theorem 2's bound is smallest; ∞ without noise, and never below 1.
-
-    With A = (G^select,clip)², Q = 2L G^DP, R = F(w₁)−F* + LB₁²/2 and x = √T, f′ = 0 reads B₁²Q²x³ = 4R(A + Qx),
-    which has one positive root. The bound falls before it and rises after it.
-    """
-    bias, noise, curve, bound, rest = _theorem_two(selection, privacy, smoothness, gradient, start)
-    growth = 2.0 * curve * noise
-    if growth == 0.0:
-        return math.inf
-    linear, constant = 4.0 * rest / (bound**2 * growth), 4.0 * rest * (bias / (bound * growth)) ** 2
-    # From the right of the root of the convex x³ − linear·x − constant, Newton's steps fall towards it.
-    root = math.sqrt(linear) + math.cbrt(constant)
-    for _ in range(100):
-        step = (root**3 - linear * root - constant) / (3.0 * root**2 - linear)
-        root -= step
-        if abs(step) <= 1e-15 * root:
-            break
-    return max(root**2, 1.0)
+from sordino.server.checks import distribution, importance_weights, noise_variances, positive, whole
+from sordino.server.problem import unbiased
 
 
 @dataclass(frozen=True)
@@ -192,6 +39,8 @@ def rank(
 ) -> tuple[Ranked, ...]:
     """Order selection rules by the non-vanishing part of Theorem 2, best first.
 
+    The bound is ½ [‖q − u‖₁ + √(‖q − u‖₁² + 2 √T L D Σ q_k² V_k)] with q_k = p_k c_k.
+
     Parameters
     ----------
     rules : name → p, or (p, c) for a rule that counts a participation c_k times (``select.compensation``).
@@ -199,19 +48,20 @@ def rank(
 
     Notes
     -----
-    A rule acts through q_k = p_k c_k: its bias is ‖q − u‖₁, its noise ``aggregate_noise``. Problem 1 with η = 2D√T·L
-    minimises this very bound, so ``privacy-aware`` at the default weight comes first by construction; what the ranking
-    tells is by how much. Power-of-choice has no p before training and cannot be ranked.
+    Problem 1 with η = 2D√T·L minimises this very bound, so ``privacy-aware`` at the default weight comes first by
+    construction; what the ranking tells is by how much. Power-of-choice has no p before training and cannot be ranked.
     """
     shares = unbiased(sizes)
     growth = math.sqrt(whole(iterations, "iterations")) * positive(smoothness, "smoothness", "L must be finite and > 0")
+    size, scale = whole(dimension, "dimension"), _scale(clip, iterations)
     found = []
     for name, given in rules.items():
         chosen, counted = given if isinstance(given, tuple) else (given, None)
         acting = distribution(chosen, shares.size) * importance_weights(counted, shares.size)
         bias = float(np.abs(acting - shares).sum())
-        bound = _lasting_two(bias, whole(dimension, "dimension") * _noise(acting, variances), growth)
-        found.append(Ranked(name, bound, bias, aggregate_noise(chosen, variances, iterations, clip, counted)))
+        noise = float((acting**2 * noise_variances(variances, shares.size)).sum())
+        bound = 0.5 * (bias + math.sqrt(bias**2 + 2.0 * growth * (size * noise)))
+        found.append(Ranked(name, bound, bias, scale * noise))
     return tuple(sorted(found, key=lambda one: one.bound))
 
 
@@ -225,71 +75,13 @@ def aggregate_noise(
     """C² T Σ (p_k c_k)² V_k: variance of one coordinate of the averaged noisy gradient of a step, with T_k at its mean.
 
     The number of clients drawn cancels: more of them average more noise away, and all take part more often. That T_k is
-    a draw adds (K/N_select) C² Σ c_k² V_k p_k (1−p_k) in expectation; ``scheduled_noise`` is exact once it is drawn.
+    a draw adds (K/N_select) C² Σ c_k² V_k p_k (1−p_k) in expectation.
     """
     chosen = distribution(probabilities)
     acting = chosen * importance_weights(importance, chosen.size)
-    scale = positive(clip, "clip", "C must be a finite number > 0") ** 2 * whole(iterations, "iterations")
-    return scale * _noise(acting, variances)
+    return _scale(clip, iterations) * float((acting**2 * noise_variances(variances, chosen.size)).sum())
 
 
-def scheduled_noise(schedule: Schedule, variances: ArrayLike, steps: int = 1, clip: float = 1.0) -> float:
-    """Variance of one coordinate of a step's averaged noisy gradient under a drawn schedule, averaged over its rounds.
-
-    (1/T^g) Σ_t Σ_j (weight_tj/m_t)² V_k T_k K C² over the m_t places j of round t, k the client in place j.
-    """
-    if schedule.caps is not None:
-        raise BadInput("who trains under power-of-choice is known only while training: its noise has no plan")
-    noise = at_least(vector(variances, "variances", schedule.clients), 0.0, "variances", "a variance is never negative")
-    scale = positive(clip, "clip", "C must be a finite number > 0") ** 2 * whole(steps, "steps")
-    each = np.append(scale * noise * schedule.counts, 0.0)  # the last entry is what NOBODY (-1) adds
-    present = schedule.asked != NOBODY
-    weights = np.where(present, schedule.weights, 0.0) / np.maximum(present.sum(axis=1, keepdims=True), 1)
-    return float((weights**2 * each[schedule.asked]).sum(axis=1).mean())
-
-
-def _noise(acting: Array, variances: ArrayLike) -> float:
-    """Σ q_k² V_k."""
-    noise = at_least(vector(variances, "variances", acting.size), 0.0, "variances", "a variance is never negative")
-    return float((acting**2 * noise).sum())
-
-
-def _clipping(weights: Array, distortions: ArrayLike | None, dissimilarity: float, clip: float) -> float:
-    """max_t Σ_k weight_k · distortion_k,t + B₂/C."""
-    drift = non_negative(dissimilarity, "dissimilarity", "B₂ must be a finite number ≥ 0")
-    drift /= positive(clip, "clip", "C must be a finite number > 0")
-    if distortions is None:
-        return drift
-    table = np.atleast_2d(np.asarray(distortions, dtype=np.float64))
-    if table.ndim != 2 or table.shape[1] != weights.size or not (table >= 0.0).all():
-        raise BadInput(f"distortions must be ≥ 0, of shape [clients] or [iterations, clients], not {table.shape}")
-    return float((table @ weights).max()) + drift
-
-
-def _lasting(share: float, selection: float, clipping: float, privacy: float, at: StronglyConvex) -> float:
-    """What does not vanish in Theorem 1; ``share`` is T/(γ+T)."""
-    bias = non_negative(selection, "selection", "G^select,clip must be a finite number ≥ 0")
-    clipped = non_negative(clipping, "clipping", "G^b,clip must be a finite number ≥ 0")
-    noise = non_negative(privacy, "privacy", "G^DP must be a finite number ≥ 0")
-    slope = at.beta * share
-    inner = math.sqrt((1.0 + 1.0 / at.trade) * bias**2 + (1.0 + 9.0 * at.trade) * noise)
-    return math.sqrt(18.0 * at.trade * slope * at.smoothness * at.gradient * at.clip / at.convexity * clipped) + (
-        math.sqrt(at.smoothness / 2.0) * slope * at.clip * (bias + inner)
-    )
-
-
-def _lasting_two(bias: float, privacy: float, growth: float) -> float:
-    """½ [G^select + √((G^select)² + 2 √T L G^DP)], ``growth`` = √T·L, B₁ = 1."""
-    return 0.5 * (bias + math.sqrt(bias**2 + 2.0 * growth * privacy))
-
-
-def _theorem_two(
-    selection: float, privacy: float, smoothness: float, gradient: float, start: float
-) -> tuple[float, float, float, float, float]:
-    """G^select,clip, G^DP, L, B₁ and R = F(w₁)−F* + LB₁²/2, checked."""
-    bias = non_negative(selection, "selection", "G^select,clip must be a finite number ≥ 0")
-    noise = non_negative(privacy, "privacy", "G^DP must be a finite number ≥ 0")
-    curve = positive(smoothness, "smoothness", "L must be a finite number > 0")
-    bound = positive(gradient, "gradient", "B₁ must be a finite number > 0")
-    above = non_negative(start, "start", "F(w₁) − F* must be a finite number ≥ 0")
-    return bias, noise, curve, bound, above + 0.5 * curve * bound**2
+def _scale(clip: float, iterations: int) -> float:
+    """C² T, checked."""
+    return positive(clip, "clip", "C must be a finite number > 0") ** 2 * whole(iterations, "iterations")

@@ -99,7 +99,7 @@ def factor_hdp(*, rounds: int = 5, rank: int | None = None) -> Aggregate:
             scale = _scale(facts)
             inner = gram(updates.T) / scale
             found = factor.fit(inner, dimension, rank)
-            memory, past = _window(memory, factor.Round(facts.clients, inner, dimension, found.rank), rounds)
+            memory, past = _window(memory, factor.GramOfRound(facts.clients, inner, dimension, found.rank), rounds)
             pooled = found.variances
             if len(past) > 1 and len(np.unique(facts.clients)) == count:
                 pooled = _pooled(past, facts.clients)
@@ -113,21 +113,23 @@ def factor_hdp(*, rounds: int = 5, rank: int | None = None) -> Aggregate:
     return Aggregate("factor-hdp", combine, refuse_small=True, aims="least")
 
 
-def _pooled(past: list[factor.Round], clients: NDArray[np.int64]) -> Array:
+def _pooled(past: list[factor.GramOfRound], clients: NDArray[np.int64]) -> Array:
     """σ̂² of ``clients`` from all rounds; clients are renumbered, so that unseen numbers cost nothing."""
     numbers = np.unique(np.concatenate([one.clients for one in past]))
-    renumbered = [factor.Round(np.searchsorted(numbers, one.clients), one.gram, one.rows, one.rank) for one in past]
+    renumbered = [
+        factor.GramOfRound(np.searchsorted(numbers, one.clients), one.gram, one.rows, one.rank) for one in past
+    ]
     variances, _ = factor.pool(renumbered, len(numbers))
     return np.asarray(variances[np.searchsorted(numbers, clients)])
 
 
-def _window(memory: Memory, latest: factor.Round, rounds: int) -> tuple[Memory, list[factor.Round]]:
+def _window(memory: Memory, latest: factor.GramOfRound, rounds: int) -> tuple[Memory, list[factor.GramOfRound]]:
     """The last ``rounds`` Gram matrices, with distinct clients each, as rounds and as tensors to remember."""
     past = []
     for number in range(int(memory.get("count", 0))):
         about = memory[f"about_{number}"]
         clients = np.array(about["clients"], dtype=np.int64)
-        past.append(factor.Round(clients, memory[f"gram_{number}"].cpu().numpy(), about["rows"], about["rank"]))
+        past.append(factor.GramOfRound(clients, memory[f"gram_{number}"].cpu().numpy(), about["rows"], about["rank"]))
     if len(np.unique(latest.clients)) == len(latest.clients):
         past = [*past, latest][-rounds:]
     kept: Memory = {"count": len(past)}

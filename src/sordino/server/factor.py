@@ -25,7 +25,7 @@ with its own rank. Pooling also lifts the limit (n−r)² ≥ n + r up to which 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -47,27 +47,15 @@ MOST = 32
 
 @dataclass(frozen=True)
 class Factors:
-    """Shared directions and noise of one round.
-
-    Attributes
-    ----------
-    variances: σ̂_i² = ψ_i.
-    loadings: A, n×r.
-    rank: r.
-    statistic: d·f, the likelihood ratio against any covariance; probability: its χ² tail.
-    converged: whether the gradient vanished.
-    """
+    """The noise variances ψ_i = σ̂_i² of one round, its rank r, and whether the search for them converged."""
 
     variances: Array
-    loadings: Array
     rank: int
-    statistic: float
-    probability: float
     converged: bool
 
 
 @dataclass(frozen=True)
-class Round:
+class GramOfRound:
     """One round's Gram matrix MᵀM/d: of which clients, over how many coordinates, with how many shared directions."""
 
     clients: NDArray[np.int64]
@@ -89,11 +77,8 @@ def fit(gram: Array, rows: int, rank: int | None = None) -> Factors:
     if rank is not None and not 0 <= rank < count:
         raise BadInput(f"rank {rank} is impossible for {count} clients: use 0 to {count - 1}")
     chosen = _choose_rank(gram, rows) if rank is None else rank
-    logs, statistic, converged = _descend([Round(np.arange(count), gram, rows, chosen)], count)
-    freedom = _freedom(count, chosen)
-    probability = float(stats.chi2.sf(statistic, freedom)) if freedom > 0 else 1.0
-    variances = np.exp(logs)
-    return Factors(variances, _loadings(gram, variances, chosen), chosen, statistic, probability, converged)
+    logs, _, converged = _descend([GramOfRound(np.arange(count), gram, rows, chosen)], count)
+    return Factors(np.exp(logs), chosen, converged)
 
 
 def _choose_rank(gram: Array, rows: int) -> int:
@@ -101,19 +86,15 @@ def _choose_rank(gram: Array, rows: int) -> int:
     count = len(gram)
     most = largest_rank(count)
     for rank in range(most):
-        allowed = float(stats.chi2.isf(LEVEL, _freedom(count, rank)))
-        _, statistic, _ = _descend([Round(np.arange(count), gram, rows, rank)], count, hopeless_above=allowed)
+        freedom = ((count - rank) ** 2 - count - rank) / 2
+        allowed = float(stats.chi2.isf(LEVEL, freedom))
+        _, statistic, _ = _descend([GramOfRound(np.arange(count), gram, rows, rank)], count, hopeless_above=allowed)
         if statistic <= allowed:
             return rank
     return most
 
 
-def _freedom(clients: int, rank: int) -> float:
-    """Degrees of freedom of the test of rank r: ((n − r)² − n − r)/2."""
-    return ((clients - rank) ** 2 - clients - rank) / 2
-
-
-def pool(rounds: Sequence[Round], clients: int) -> tuple[Array, bool]:
+def pool(rounds: Sequence[GramOfRound], clients: int) -> tuple[Array, bool]:
     """(σ̂² of clients 0 … clients−1, converged) from several rounds with common noise; NaN for clients never seen."""
     for one in rounds:
         _check(one.gram, one.rows)
@@ -130,14 +111,6 @@ def _check(gram: Array, rows: int) -> None:
         raise BadInput("a client's update is zero or not finite: leave it out (server.defend does)")
 
 
-def _loadings(gram: Array, variances: Array, rank: int) -> Array:
-    """A = ψ^(1/2) Ω (Θ − I)^(1/2) of the r largest eigenpairs."""
-    scale = np.sqrt(variances)
-    values, vectors = np.linalg.eigh(gram / np.outer(scale, scale))
-    top = slice(len(gram) - rank, None)
-    return np.asarray(scale[:, None] * vectors[:, top] * np.sqrt(np.maximum(values[top] - 1.0, 0.0)))
-
-
 @dataclass(frozen=True)
 class _Point:
     value: float
@@ -146,7 +119,7 @@ class _Point:
     curvature: Array
 
 
-def _evaluate(rounds: Sequence[Round], logs: Array) -> _Point:
+def _evaluate(rounds: Sequence[GramOfRound], logs: Array) -> _Point:
     """Σ_t d_t f_t(ψ) − 2a Σ ln ψ_i with its gradient and Gauss–Newton Hessian, over the total number of coordinates."""
     total = float(sum(one.rows for one in rounds))
     gradient, curvature, statistic = np.zeros(len(logs)), np.zeros((len(logs), len(logs))), 0.0
@@ -165,7 +138,7 @@ def _evaluate(rounds: Sequence[Round], logs: Array) -> _Point:
     return _Point(value, statistic, gradient - pull * seen, curvature)
 
 
-def _descend(rounds: Sequence[Round], count: int, hopeless_above: float = math.inf) -> tuple[Array, float, bool]:
+def _descend(rounds: Sequence[GramOfRound], count: int, hopeless_above: float = math.inf) -> tuple[Array, float, bool]:
     """Minimise over ln ψ by Gauss–Newton with a line search, ψ_i between a small share of i's power and all of it.
 
     Gives up early when the statistic will clearly stay above ``hopeless_above``: a rank that does not fit often takes
@@ -188,7 +161,7 @@ def _descend(rounds: Sequence[Round], count: int, hopeless_above: float = math.i
         free = np.flatnonzero(seen & ~pushed)
         if len(free) == 0 or np.abs(point.gradient[free]).max() < 1e-9:
             return logs, point.statistic, True
-        moved = _line_search(lambda at: _evaluate(rounds, at), logs, point, free, low, high)
+        moved = _line_search(rounds, logs, point, free, low, high)
         if moved is None:
             return logs, point.statistic, bool(np.abs(point.gradient[free]).max() < 1e-6)
         step, gain = np.nanmax(np.abs(moved[0] - logs)), point.statistic - moved[1].statistic
@@ -201,7 +174,7 @@ def _descend(rounds: Sequence[Round], count: int, hopeless_above: float = math.i
 
 
 def _line_search(
-    evaluate: Callable[[Array], _Point], logs: Array, point: _Point, free: NDArray[np.int64], low: Array, high: Array
+    rounds: Sequence[GramOfRound], logs: Array, point: _Point, free: NDArray[np.int64], low: Array, high: Array
 ) -> tuple[Array, _Point] | None:
     """A Gauss–Newton step, halved until it descends; None when no step does."""
     matrix = point.curvature[np.ix_(free, free)] + 1e-6 * np.eye(len(free))
@@ -211,7 +184,7 @@ def _line_search(
     length = 1.0
     while length > 1e-6:
         trial = np.clip(logs + length * direction, low, high)
-        there = evaluate(trial)
+        there = _evaluate(rounds, trial)
         if there.value <= point.value + 1e-4 * float(point.gradient[free] @ (trial - logs)[free]):
             return trial, there
         length /= 2.0

@@ -58,13 +58,10 @@ class Pursuit:
     ----------
     low_rank, sparse: L and S of the rows looked at; None when parts were not asked for.
     variances: σ̂_i² = ‖S_:,i‖²/d.
-    weights: w_i ∝ 1/σ̂_i².
     singular_values: of L, largest first; matrix_singular_values: of the rows of M looked at.
     iterations: passes over the rows.
     residual: ‖M − L − S‖/‖M‖.
-    dual_residual: distance between the two dual variables, one in ∂‖L‖_* and one in ∂λ‖S‖₁, over their norm.
     unsettled: how much further the variances are expected to move, relatively, at most.
-    gap: (primal − dual)/primal objective of a feasible pair: a bound on the suboptimality, whatever the path.
     converged: whether all tolerances were met; never true at the iteration limit otherwise.
     rows: indices of the rows looked at; None for all.
     projection: n×n map Q with L ≈ M·Q, the warm start for a similar matrix (next round's).
@@ -73,17 +70,19 @@ class Pursuit:
     low_rank: Tensor | None
     sparse: Tensor | None
     variances: Array
-    weights: Array
     singular_values: Array
     matrix_singular_values: Array
     iterations: int
     residual: float
-    dual_residual: float
     unsettled: float
-    gap: float
     converged: bool
     rows: Tensor | None
     projection: Tensor
+
+    @property
+    def weights(self) -> Array:
+        """w_i ∝ 1/σ̂_i², summing to 1."""
+        return inverse_weights(self.variances)
 
     @property
     def rank(self) -> int:
@@ -97,13 +96,14 @@ def decompose(matrix: Matrix) -> tuple[Any, Any]:
     Warns ``NotSettled`` when the iteration limit came first; ``solve`` has the details.
     """
     found = solve(matrix)
-    if not found.converged:
-        warn_unsettled(found)
+    warn_unsettled(found)
     return like(matrix, found.low_rank), like(matrix, found.sparse)
 
 
 def warn_unsettled(found: Pursuit) -> None:
-    """Say that the iteration limit came before convergence, and by how much it was missed."""
+    """Warn when the iteration limit came before convergence, and say by how much it was missed."""
+    if found.converged:
+        return
     warnings.warn(
         f"principal component pursuit stopped after {found.iterations} iterations at residual {found.residual:.1e} "
         f"with variances that may still move by {found.unsettled:.1%}: pass a larger iterations= to pursuit.solve",
@@ -115,7 +115,6 @@ def warn_unsettled(found: Pursuit) -> None:
 def solve(
     matrix: Matrix,
     *,
-    penalty: float | None = None,
     tolerance: float = 1e-3,
     residual: float = 1e-6,
     iterations: int = 3000,
@@ -129,16 +128,13 @@ def solve(
     Parameters
     ----------
     matrix : M, a column per client; tensor (any device) or array. Computed in float32 unless it is float64.
-    penalty : λ; default 1/√max(d, n), of the rows looked at: a sample of rows estimates the same variances.
     tolerance : how far the variances may still be expected to move, relatively.
     residual : largest ‖M − L − S‖/‖M‖; ``FOR_WEIGHTS`` is enough for weights, L itself takes longer to settle.
     iterations : the limit; ``converged`` tells whether it came first.
-    rows : look at that many rows, drawn at random by ``seed``, when M has more.
+    rows : look at that many rows, drawn at random by ``seed``, when M has more: they estimate the same variances.
     start : ``projection`` of an earlier result for the same clients in the same order.
     parts : whether to return L and S, or only what is n×n and smaller.
 
-    Notes
-    -----
     n×n eigenproblems are solved in float64. An all-zero column stays zero in L and S and has σ̂² = 0.
     """
     columns = as_columns(matrix)
@@ -147,50 +143,52 @@ def solve(
         generator = torch.Generator().manual_seed(seed)
         chosen = torch.randperm(columns.shape[0], generator=generator)[:rows].sort().values
         columns = columns[chosen.to(columns.device)]
-    height, width = columns.shape
-    lam = 1.0 / math.sqrt(max(height, width)) if penalty is None else penalty
     scale = _typical_entry(columns)
     if scale == 0.0:
-        zero = torch.zeros_like(columns) if parts else None
-        nothing = np.zeros(width)
-        settled = (0, 0.0, 0.0, 0.0, 0.0, True)
-        still = torch.zeros(width, width, dtype=torch.float64)
-        return Pursuit(zero, zero, nothing, inverse_weights(nothing), nothing, nothing, *settled, chosen, still)
+        zero, nothing = torch.zeros_like(columns) if parts else None, np.zeros(columns.shape[1])
+        still = torch.zeros(len(nothing), len(nothing), dtype=torch.float64)
+        return Pursuit(zero, zero, nothing, nothing, nothing, 0, 0.0, 0.0, True, chosen, still)
     with one_thread():
-        work = _Work(columns, lam, 0.5 * scale, start)
+        work = _Work(columns, 0.5 * scale, start)
         return _finish(work, _iterate(work, tolerance, residual, iterations), chosen, parts)
 
 
 def _typical_entry(columns: Tensor) -> float:
     """Median over the non-zero columns of the mean |entry|: one client's scale cannot move it."""
     total = torch.zeros(columns.shape[1], dtype=torch.float64)
-    for block in _blocks(columns):
+    for block in row_blocks(columns, BLOCK):
         total += block.abs().sum(0, dtype=torch.float64).cpu()
     check_finite(total)
     means = total[total > 0] / columns.shape[0]
     return float(means.median()) if len(means) else 0.0
 
 
-def _blocks(columns: Tensor) -> Iterator[Tensor]:
-    return row_blocks(columns, BLOCK)
-
-
 class _Work:
-    """The matrices of a run: M, T (allocated once), the current Gram matrix, and block buffers."""
+    """The matrices of a run: M, T (allocated once) and the current Gram matrix, with λ and the threshold t = λ/μ."""
 
-    def __init__(self, columns: Tensor, lam: float, threshold: float, start: Tensor | None) -> None:
-        self.columns, self.lam, self.threshold = columns, lam, threshold
+    def __init__(self, columns: Tensor, threshold: float, start: Tensor | None) -> None:
+        self.columns, self.threshold = columns, threshold
+        self.lam = 1.0 / math.sqrt(max(columns.shape))
         self.state = torch.empty_like(columns)
         self.gram = torch.zeros(columns.shape[1], columns.shape[1], dtype=torch.float64)
         remove = None if start is None else start.to(columns)
-        for entry, state in zip(_blocks(columns), _blocks(self.state)):
+        for entry, state in self.blocks():
             state.copy_(entry if remove is None else entry - entry @ remove)
             state.add_(state.sign(), alpha=threshold)
             self._add_gram(entry, state)
 
+    def blocks(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Views of the same rows of M and T."""
+        return zip(row_blocks(self.columns, BLOCK), row_blocks(self.state, BLOCK))
+
+    def target(self, entry: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """(X, Y/μ) of a block of rows: Y/μ = clip(T) and X = M − S + Y/μ = M − T + 2 clip(T)."""
+        clipped = state.clamp(-self.threshold, self.threshold)
+        return (entry - state).add_(clipped, alpha=2.0), clipped
+
     def _add_gram(self, entry: Tensor, state: Tensor) -> None:
-        """Accumulate XᵀX of X = M − T + 2 clip(T) for the next iteration."""
-        target = (entry - state).add_(state.clamp(-self.threshold, self.threshold), alpha=2.0)
+        """Accumulate XᵀX for the next iteration."""
+        target, _ = self.target(entry, state)
         self.gram += (target.T @ target).to("cpu", torch.float64)
 
     def shrink(self) -> tuple[Tensor, Array]:
@@ -202,56 +200,46 @@ class _Work:
         kept = (singular - level).clamp_min(0.0).flip(0).numpy()
         return (vectors * factors) @ vectors.T, kept
 
-    def step(self, look: bool) -> tuple[Array, float, float] | None:
+    def step(self, look: bool) -> tuple[Array, float] | None:
         """T ← T + ρ(M − L − S) and the next Gram matrix, in one pass.
 
-        With ``look``, also (‖S_:,i‖², ‖M − L − S‖², ‖Y/μ‖²) as they were before the step.
+        With ``look``, also (‖S_:,i‖², ‖M − L − S‖²) as they were before the step.
         """
         projection, _ = self.shrink()
         rest = (torch.eye(len(projection), dtype=torch.float64) - projection).to(self.columns)
         self.gram = torch.zeros_like(self.gram)
-        sums, off, dual = torch.zeros(len(projection), dtype=torch.float64), 0.0, 0.0
-        for entry, state in zip(_blocks(self.columns), _blocks(self.state)):
-            clipped = state.clamp(-self.threshold, self.threshold)
-            target = (entry - state).add_(clipped, alpha=2.0)
+        sums, off = torch.zeros(len(projection), dtype=torch.float64), 0.0
+        for entry, state in self.blocks():
+            target, clipped = self.target(entry, state)
             residual = torch.mm(target, rest).sub_(clipped)
             if look:
                 sums += (state - clipped).square_().sum(0).to("cpu", torch.float64)
                 off += float(residual.square().sum())
-                dual += float(clipped.square().sum())
             state.add_(residual, alpha=RELAXATION)
             self._add_gram(entry, state)
-        return (sums.numpy(), off, dual) if look else None
+        return (sums.numpy(), off) if look else None
 
 
-@dataclass(frozen=True)
-class _Look:
-    iteration: int
-    residual: float
-    dual: float
-    unsettled: float
-    converged: bool
+def _iterate(work: _Work, tolerance: float, residual: float, limit: int) -> tuple[int, float, bool]:
+    """Iterate until the variances have settled and the residual is small, or the limit is reached.
 
-
-def _iterate(work: _Work, tolerance: float, residual: float, limit: int) -> _Look:
-    """Iterate until the variances have settled and the residual is small, or the limit is reached."""
-    size = math.sqrt(sum(float(block.square().sum(dtype=torch.float64)) for block in _blocks(work.columns)))
+    Returns the iterations made, how far the variances are still expected to move, and whether it converged.
+    """
+    size = math.sqrt(sum(float(block.square().sum(dtype=torch.float64)) for block in row_blocks(work.columns, BLOCK)))
     before: Array | None = None
     changes: list[float] = []
+    expected, iteration = math.inf, 0
     for iteration in range(1, limit + 1):
         seen = work.step(look=iteration % CHECK == 0 or iteration == limit)
         if seen is None:
             continue
-        squares, off, dual = seen
+        squares, off = seen
         if before is not None:
             changes.append(_largest_change(before, squares))
-        before = squares
-        expected = _expected_change(changes)
-        relative, apart = math.sqrt(off) / size, math.sqrt(off / dual)
-        done = expected <= tolerance and relative <= residual
-        if done or iteration == limit:
-            return _Look(iteration, relative, apart, expected, done)
-    return _Look(0, 1.0, 1.0, math.inf, False)
+        before, expected = squares, _expected_change(changes)
+        if expected <= tolerance and math.sqrt(off) / size <= residual:
+            return iteration, expected, True
+    return iteration, expected, False
 
 
 def _largest_change(before: Array, after: Array) -> float:
@@ -283,47 +271,36 @@ def _left(change: float, ratio: float) -> float:
     return change * ratio / (1.0 - ratio) if ratio < 1.0 else math.inf
 
 
-def _finish(work: _Work, look: _Look, chosen: Tensor | None, parts: bool) -> Pursuit:
-    """One last pass: L, S, the variances, the duality gap and the projection for a warm start."""
+def _finish(work: _Work, went: tuple[int, float, bool], chosen: Tensor | None, parts: bool) -> Pursuit:
+    """One last pass: L, S, the variances and the projection for a warm start."""
     projection, singular = work.shrink()
     apply = projection.to(work.columns)
     low = torch.empty_like(work.columns) if parts else None
     width = work.columns.shape[1]
     squares = torch.zeros(width, dtype=torch.float64)
-    own, cross, duals = (torch.zeros(width, width, dtype=torch.float64) for _ in range(3))
-    rest_size = inner = off = 0.0
-    lows = _blocks(low) if low is not None else _blocks(work.columns)
-    for entry, state, place in zip(_blocks(work.columns), _blocks(work.state), lows):
-        clipped = state.clamp(-work.threshold, work.threshold)
-        part = torch.mm((entry - state).add_(clipped, alpha=2.0), apply)
+    own, cross = (torch.zeros(width, width, dtype=torch.float64) for _ in range(2))
+    off = 0.0
+    for (entry, state), place in zip(work.blocks(), row_blocks(work.columns if low is None else low, BLOCK)):
+        target, clipped = work.target(entry, state)
+        part = torch.mm(target, apply)
         own += (entry.T @ entry).to("cpu", torch.float64)
         cross += (entry.T @ part).to("cpu", torch.float64)
-        duals += (clipped.T @ clipped).to("cpu", torch.float64)
-        rest_size += float((entry - part).abs().sum())
-        inner += float((entry * clipped).sum())
         state.sub_(clipped)
         squares += state.square().sum(0).to("cpu", torch.float64)
         off += float((entry - part).sub_(state).square_().sum())
         if low is not None:
             place.copy_(part)
-    mu = work.lam / work.threshold
-    primal = float(singular.sum()) + work.lam * rest_size
-    steepest = mu * math.sqrt(float(torch.linalg.eigvalsh(duals)[-1]))
-    gap = (primal - mu * inner / max(1.0, steepest)) / primal
-    variances = squares.numpy() / work.columns.shape[0]
+    iterations, unsettled, converged = went
     return Pursuit(
         low_rank=low,
         sparse=work.state if parts else None,
-        variances=variances,
-        weights=inverse_weights(variances),
+        variances=squares.numpy() / work.columns.shape[0],
         singular_values=singular,
         matrix_singular_values=np.sqrt(np.maximum(np.linalg.eigvalsh(own.numpy())[::-1], 0.0)),
-        iterations=look.iteration,
+        iterations=iterations,
         residual=math.sqrt(off / float(own.trace())),
-        dual_residual=look.dual,
-        unsettled=look.unsettled,
-        gap=gap,
-        converged=look.converged,
+        unsettled=unsettled,
+        converged=converged,
         rows=chosen,
         projection=torch.linalg.lstsq(own, cross, driver="gelsd").solution,
     )

@@ -36,8 +36,6 @@ from sordino.errors import BadInput
 from sordino.server.columns import inverse_weights
 from sordino.server.facts import Array
 
-SPREADS = ("reml", "structured")
-
 
 @dataclass(frozen=True)
 class Spread:
@@ -46,30 +44,28 @@ class Spread:
     estimate: float
     error: float
 
-    @property
-    def not_ruled_out(self) -> float:
-        """The estimate plus one standard error: what the weights reckon with."""
-        return self.estimate + self.error
-
 
 def weigh(
     gram: Array, variances: Array, shares: Array, rows: float, *, spread_by: str = "reml", horizon: float
 ) -> tuple[Array, Spread]:
     """(ω, τ²) from the Gram matrix G of the y_i (of one round, or averaged), v, p and the coordinates behind G."""
-    _check(variances, shares, horizon)
+    if not (np.isfinite(variances).all() and (variances >= 0).all()):
+        raise BadInput("noise variances must be finite and ≥ 0")
+    whole = shares.shape == variances.shape and math.isclose(float(shares.sum()), 1.0, rel_tol=1e-6)
+    if not whole or (shares < 0).any():
+        raise BadInput("shares must be ≥ 0, one per client, and sum to 1")
+    if not 0.0 <= horizon < math.inf:
+        raise BadInput(f"horizon is {horizon!r}: how much more bias counts than noise of one round, a number ≥ 0")
     between = reml(gram, variances, rows)
     if spread_by == "reml":
-        return exchangeable(variances, between.not_ruled_out, shares, horizon), between
+        return exchangeable(variances, between.estimate + between.error, shares, horizon), between
     if spread_by == "structured":
         return least_error(structure(gram, variances), variances, shares, horizon), between
-    raise BadInput(f"spread_by {spread_by!r} is unknown: use one of {', '.join(SPREADS)}")
+    raise BadInput(f"spread_by {spread_by!r} is unknown: use one of reml, structured")
 
 
 def exchangeable(variances: Array, spread: float, shares: Array, horizon: float = 1.0) -> Array:
-    """ω_i = (κτ²p_i + ν)/(v_i + κτ²), ν so that Σω = 1, with τ² = ``spread``."""
-    _check(variances, shares, horizon)
-    if not spread >= 0.0:
-        raise BadInput(f"the spread τ² between clients is {spread!r}: it must be ≥ 0")
+    """ω_i = (κτ²p_i + ν)/(v_i + κτ²), ν so that Σω = 1, with τ² = ``spread`` ≥ 0."""
     between = horizon * spread
     if between == 0.0:
         return inverse_weights(variances)
@@ -121,7 +117,6 @@ def structure(gram: Array, variances: Array) -> Array:
 
 def least_error(structured: Array, variances: Array, shares: Array, horizon: float) -> Array:
     """The ω ≥ 0, Σω = 1 that minimises κ(ω − p)ᵀΓ(ω − p) + Σ ω_i²v_i: an active-set method, exact."""
-    _check(variances, shares, horizon)
     count = len(variances)
     typical = float(np.mean(variances + horizon * np.diag(structured)))
     if typical == 0.0:
@@ -153,13 +148,3 @@ def _on_face(matrix: Array, wanted: Array, inside: NDArray[np.bool_]) -> tuple[A
     weights = np.zeros(len(matrix))
     weights[index] = solved[:, 0] + level * solved[:, 1]
     return weights, float(level)
-
-
-def _check(variances: Array, shares: Array, horizon: float) -> None:
-    if not (np.isfinite(variances).all() and (variances >= 0).all()):
-        raise BadInput("noise variances must be finite and ≥ 0")
-    whole = shares.shape == variances.shape and math.isclose(float(shares.sum()), 1.0, rel_tol=1e-6)
-    if not whole or (shares < 0).any():
-        raise BadInput("shares must be ≥ 0, one per client, and sum to 1")
-    if not 0.0 <= horizon < math.inf:
-        raise BadInput(f"horizon is {horizon!r}: how much more bias counts than noise of one round, a number ≥ 0")

@@ -1,4 +1,4 @@
-"""What selection refuses, each with a cause and a remedy. Numbers in, float64 arrays out."""
+"""What the selection of clients refuses, each with a cause and a remedy. Numbers in, float64 arrays out."""
 
 from __future__ import annotations
 
@@ -26,27 +26,32 @@ def vector(values: ArrayLike, name: str, length: int | None = None) -> Array:
         raise BadInput(f"{name} must be a non-empty list with one number per client, not of shape {found.shape}")
     if length is not None and found.size != length:
         raise BadInput(f"{name} has {found.size} entries for {length} clients: give one per client")
-    if not np.isfinite(found).all():
-        where = int(np.flatnonzero(~np.isfinite(found))[0])
-        raise BadInput(f"{name}[{where}] is {found[where]}: every client needs a finite number")
+    bad = np.flatnonzero(~np.isfinite(found))
+    if bad.size:
+        raise BadInput(f"{name}[{bad[0]}] is {found[bad[0]]}: every client needs a finite number")
     return found
 
 
 def at_least(values: Array, least: float, name: str, remedy: str) -> Array:
     """``values`` if none lies below ``least``."""
-    if (values < least).any():
-        where = int(np.flatnonzero(values < least)[0])
-        raise BadInput(f"{name}[{where}] is {values[where]:g}, below {least:g}: {remedy}")
+    bad = np.flatnonzero(values < least)
+    if bad.size:
+        raise BadInput(f"{name}[{bad[0]}] is {values[bad[0]]:g}, below {least:g}: {remedy}")
     return values
 
 
+def noise_variances(variances: ArrayLike, clients: int) -> Array:
+    """V_k ≥ 0, the noise factor of every client."""
+    return at_least(vector(variances, "variances", clients), 0.0, "variances", "a variance is never negative")
+
+
 def record_counts(sizes: ArrayLike) -> Array:
-    """n_k > 0 for every client."""
+    """n_k > 0, the number of records of every client."""
     found = vector(sizes, "sizes")
-    if (found <= 0).any():
-        where = int(np.flatnonzero(found <= 0)[0])
+    bad = np.flatnonzero(found <= 0)
+    if bad.size:
         raise BadInput(
-            f"sizes[{where}] is {found[where]:g}: a client needs records (n > 0) to take part, or leave it out"
+            f"sizes[{bad[0]}] is {found[bad[0]]:g}: a client needs records (n > 0) to take part, or leave it out"
         )
     return found
 
@@ -67,29 +72,10 @@ def importance_weights(importance: ArrayLike | None, clients: int) -> Array:
     return at_least(found, 0.0, "importance", "an importance weight is never negative")
 
 
-def allowances(turns: ArrayLike, clients: int) -> Array:
-    """Whole turns that each client may still take: ≥ 0, ∞ for no limit; one number stands for all."""
-    given = np.asarray(turns, dtype=np.float64)
-    given = np.full(clients, given) if given.ndim == 0 else given
-    if given.shape != (clients,):
-        raise BadInput(f"turns has shape {given.shape} for {clients} clients: give one number per client")
-    if np.isnan(given).any():
-        raise BadInput("turns holds NaN: give each client a number of turns (inf for no limit)")
-    return np.floor(at_least(given, 0.0, "turns", "a client cannot have fewer than 0 turns"))
-
-
-def non_negative(value: float, name: str, remedy: str) -> float:
-    """A finite number ≥ 0."""
+def positive(value: float, name: str, remedy: str, *, or_zero: bool = False) -> float:
+    """A finite number > 0, or ≥ 0 with ``or_zero``."""
     number = float(value)
-    if not (math.isfinite(number) and number >= 0.0):
-        raise BadInput(f"{name} is {number!r}: {remedy}")
-    return number
-
-
-def positive(value: float, name: str, remedy: str) -> float:
-    """A finite number > 0."""
-    number = float(value)
-    if not (math.isfinite(number) and number > 0.0):
+    if not (math.isfinite(number) and (number > 0.0 or (or_zero and number == 0.0))):
         raise BadInput(f"{name} is {number!r}: {remedy}")
     return number
 
