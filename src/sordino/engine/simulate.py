@@ -136,17 +136,21 @@ def open_round(setup: Setup, state: Checkpoint, number: int, taken: Index) -> Op
     left = rounds.turns_left(plan, setup.payable) - taken
     called = rounds.who_can_pay(plan, state.server, left, plan.schedule.round(number))
     own = rounds.own_questions(plan) if len(called.clients) else []
-    asked = [[plan.clients[i].asks[place] for i in called.clients] for place in range(len(own))]
     # Where no answer changes who trains or for how long, questions and turns are one charge.
     at_once = plan.method.select.choose is None and not plan.method.adaptive
     permits = []
     if at_once:
+        asked = [[plan.clients[i].asks[place] for i in called.clients] for place in range(len(own))]
         permits = _grant(setup, state, number, called, [*asked, rounds.turn_terms(plan, state.server, called)])
-    heard = {}
-    for ask, terms in zip(own, asked):
+    heard: dict[str, Tensor] = {}
+    for place, ask in enumerate(own):
+        if ask.of == "participants" and (place == 0 or own[place - 1].of == "candidates"):
+            called, heard = rounds.who_trains(plan, called, heard, taken, number)
+        terms = [plan.clients[i].asks[place] for i in called.clients]
         permit = permits.pop(0) if at_once else _grant(setup, state, number, called, [terms])[0]
         heard[ask.question.what] = _ask(setup, state, number, called, ask, permit)
-    called, heard = rounds.who_trains(plan, called, heard, taken, number)
+    if not own or own[-1].of == "candidates":
+        called, heard = rounds.who_trains(plan, called, heard, taken, number)
     sent = rounds.broadcast(plan, state.server)
     if not at_once:
         permits = _grant(setup, state, number, called, [rounds.turn_terms(plan, state.server, called)])

@@ -123,9 +123,11 @@ class Method:
                 "any other rule)"
             )
         object.__setattr__(self, "ask", tuple(o for o in self.ask if not o.spare or o.question.what in wanted))
-        first = [one for one in self.ask if one.batch == "own"][:1]
+        ordered = sorted(self.ask, key=lambda one: one.of != "candidates")  # candidates answer before anybody is chosen
+        object.__setattr__(self, "ask", tuple(ordered))
+        heard_first = {one.question.what for one in self.ask if one.batch == "own" and one.of == "candidates"}
         for what in self.select.needs:
-            if [(one.question.what, one.of) for one in first] != [(what, "candidates")]:
+            if what not in heard_first:
                 raise BadInput(
                     f"method {self.name!r}: {self.select.name} chooses by the candidates' released {what}, and they "
                     f"are not asked first: ask = {{name = {what!r}, of = 'candidates'}}"

@@ -74,7 +74,10 @@ class Coordinator:
         dry = sorted({plan.clients[i].name for i in set(scheduled.clients) - set(called.clients)})
         missing = Heard()
         heard: dict[str, Tensor] = {}
-        for place, ask in enumerate(rounds.own_questions(plan)):
+        own = rounds.own_questions(plan)
+        for place, ask in enumerate(own):
+            if ask.of == "participants" and (place == 0 or own[place - 1].of == "candidates"):
+                called, heard = rounds.who_trains(plan, called, heard, taken, number)
             if not len(called.clients):
                 break
             sent = rounds.broadcast(plan, state.server)
@@ -84,7 +87,8 @@ class Coordinator:
             if values is not None:
                 heard[ask.question.what] = values
                 rounds.conclude(self.course, state, number, called, ask, values, sent)
-        called, heard = rounds.who_trains(plan, called, heard, taken, number)
+        if not own or own[-1].of == "candidates":
+            called, heard = rounds.who_trains(plan, called, heard, taken, number)
         sent = rounds.broadcast(plan, state.server)
         terms = rounds.turn_terms(plan, state.server, called)
         uploads: dict[str, Tensor] = {}
