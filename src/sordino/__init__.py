@@ -16,7 +16,7 @@ from sordino._version import __version__
 from sordino.errors import BadInput, BudgetRefused, LedgerDamaged, SordinoError
 
 if TYPE_CHECKING:
-    from sordino import data, methods, models, privacy, server
+    from sordino import data, methods, models, parts, privacy, server
     from sordino.methods import Method
     from sordino.study.run import Run, load, plan, train
 
@@ -32,13 +32,14 @@ __all__ = [
     "load",
     "methods",
     "models",
+    "parts",
     "plan",
     "privacy",
     "server",
     "train",
 ]
 
-_ROOMS = {"data", "methods", "models", "privacy", "server"}
+_ROOMS = {"data", "methods", "models", "parts", "privacy", "server"}
 _NAMES = {"Method": "methods", "Run": "study.run", "load": "study.run", "plan": "study.run", "train": "study.run"}
 
 
