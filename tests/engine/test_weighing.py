@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import sordino as sd
-from sordino.engine.weighing import weighed
+from sordino.engine.rounds import weighed
 from sordino.server.facts import Facts
 from sordino.server.rules import RULES
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -31,6 +33,10 @@ _NAMES = {
 """What safetensors calls the kinds of numbers."""
 
 
+Left = tuple[NDArray[np.int64], Mapping[str, Tensor]]
+"""What some turns left behind: the client of each row, and its new rows by name."""
+
+
 @dataclass
 class Checkpoint:
     """The state of a run between two rounds.
@@ -46,6 +52,24 @@ class Checkpoint:
     clients: dict[str, Table] = field(default_factory=dict)
     history: list[dict[str, Any]] = field(default_factory=list)
     seconds: float = 0.0
+
+    def kept_rows(self, names: Iterable[str], clients: NDArray[np.int64], count: int) -> dict[str, Tensor]:
+        """What these of ``count`` clients kept under these names, on the model's device; zeros before a first turn."""
+        found = {}
+        for name in names:
+            if name not in self.clients:
+                self.clients[name] = Table(count, len(self.weights), self.weights.device)
+            found[name] = self.clients[name].read(clients).to(self.weights.device)
+        return found
+
+    def keep(self, left: Sequence[Left]) -> None:
+        """Write what the turns of a round left, after all of them: copies of one client start from the same state.
+
+        A client drawn twice keeps what its last turn left, which is what the server's half of a method reckons with.
+        """
+        for clients, after in left:
+            for name, values in after.items():
+                self.clients[name].write(clients, values)
 
 
 def write_atomic(path: Path, data: bytes | Iterable[bytes | memoryview]) -> None:

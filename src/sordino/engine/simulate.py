@@ -17,10 +17,8 @@ from torch import Tensor
 from sordino.client.rows import Records, Rows
 from sordino.client.turn import Upload, Work, answer, take_turn
 from sordino.engine import rounds
-from sordino.engine.checkpoint import Checkpoint
-from sordino.engine.clipping import watch_clipping
-from sordino.engine.evaluate import Observer
-from sordino.engine.keeping import Left, keep, kept_rows
+from sordino.engine.checkpoint import Checkpoint, Left
+from sordino.engine.evaluate import Observer, watch_clipping
 from sordino.engine.mapped import Table
 from sordino.engine.sharded import Shard
 from sordino.errors import SordinoError
@@ -204,9 +202,9 @@ def _turns(setup: Setup, state: Checkpoint, opened: Opened) -> dict[str, Any]:
         collect(uploads, upload, rows, len(opened.permit.terms))
         left.append((clients, {name: after.value[name] for name in setup.work.local.state}))
         if not twice:  # with copies of a client, what turns left is kept after all of them
-            keep(state, left)
+            state.keep(left)
             left = []
-    keep(state, left)
+    state.keep(left)
     if state.weights.is_cuda:
         _draw_ahead(setup, opened)
     return uploads if setup.shard is None else setup.shard.joined(uploads, len(opened.permit.terms), state.weights)
@@ -280,7 +278,7 @@ def draw_rows(setup: Setup, clients: Index, permit: Permit) -> Rows:
 def _chunk(
     setup: Setup, state: Checkpoint, clients: Index, permit: Permit, start: Release, sent: rounds.Broadcast
 ) -> tuple[Upload, Release]:
-    kept = kept_rows(state, setup.work.local.state, clients, len(setup.plan.clients))
+    kept = state.kept_rows(setup.work.local.state, clients, len(setup.plan.clients))
     before = Release.public(kept, "state from earlier releases")
     rows = draw_rows(setup, clients, permit)
     try:

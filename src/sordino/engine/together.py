@@ -19,8 +19,7 @@ from torch import Tensor
 from sordino.client.rows import Records, Rows
 from sordino.client.turn import Work, take_turn
 from sordino.engine import rounds
-from sordino.engine.checkpoint import Checkpoint
-from sordino.engine.keeping import Left, keep, kept_rows
+from sordino.engine.checkpoint import Checkpoint, Left
 from sordino.engine.mixed import Part, columns, labelled, mix, own
 from sordino.engine.simulate import (
     Index,
@@ -145,7 +144,7 @@ def _turns(seats: Sequence[Seat], records: Records) -> dict[int, dict[str, Tenso
                 left.setdefault(some[0].run, []).append((_clients(some), after))
     states = {seat.run: seat.state for seat in seats}
     for run, turns in left.items():
-        keep(states[run], turns)
+        states[run].keep(turns)
     return uploads
 
 
@@ -189,7 +188,7 @@ def _chunk(
 def _state_of(runs: Sequence[Sequence[Seat]]) -> dict[str, Tensor]:
     """What the clients of these rows kept, each from the table of its own run."""
     names = runs[0][0].setup.work.local.state
-    each = [kept_rows(run[0].state, names, _clients(run), len(run[0].setup.plan.clients)) for run in runs]
+    each = [run[0].state.kept_rows(names, _clients(run), len(run[0].setup.plan.clients)) for run in runs]
     return {name: torch.cat([one[name] for one in each]) for name in names}
 
 
