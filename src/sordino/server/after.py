@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,35 +34,40 @@ class ServerStep:
     made: Made | None = None
 
 
-def _step(weights: Tensor, delta: Tensor, memory: Memory, beta: float, lr: float) -> tuple[Tensor, Memory]:
-    """w + η_s Δ; with momentum v ← βv + Δ from v = 0, and w + η_s v."""
-    if beta == 0.0:
-        return torch.add(weights, delta, alpha=lr), memory
-    velocity = beta * memory["velocity"] + delta if "velocity" in memory else delta
-    return torch.add(weights, velocity, alpha=lr), {**memory, "velocity": velocity}
+Average = Callable[[Tensor, Any, int], Tensor]
+"""(new iterate, average so far, round from 1) → the average with the new iterate; in round 1 there is none so far."""
+
+
+def _stepping(name: str, beta: float, lr: float, average: Average | None = None) -> ServerStep:
+    """w ← w + η_s Δ; with momentum v ← βv + Δ from v = 0, and w ← w + η_s v. Shows w, or its ``average``."""
+    if not 0.0 <= beta < 1.0:
+        raise BadInput(f"beta = {beta} must lie in [0, 1)")
+
+    def take(weights: Tensor, outcome: Outcome, memory: Memory) -> Stepped:
+        delta = outcome.delta
+        if beta != 0.0:
+            delta = beta * memory["velocity"] + delta if "velocity" in memory else delta
+            memory = {**memory, "velocity": delta}
+        stepped = torch.add(weights, delta, alpha=lr)
+        if average is None:
+            return stepped, stepped, memory
+        count = int(memory.get("count", 0)) + 1
+        shown = average(stepped, memory.get("average"), count)
+        return stepped, shown, {**memory, "average": shown, "count": count}
+
+    return ServerStep(name, take)
 
 
 @part(named=True)
 def plain(*, lr: float = 1.0) -> ServerStep:
     """w ← w + η_s Δ."""
-
-    def take(weights: Tensor, outcome: Outcome, memory: Memory) -> Stepped:
-        stepped, memory = _step(weights, outcome.delta, memory, 0.0, lr)
-        return stepped, stepped, memory
-
-    return ServerStep("plain", take)
+    return _stepping("plain", 0.0, lr)
 
 
 @part(named=True)
 def momentum(*, beta: float = 0.9, lr: float = 1.0) -> ServerStep:
     """v ← βv + Δ, w ← w + η_s v, from v = 0."""
-    _check("beta", beta)
-
-    def take(weights: Tensor, outcome: Outcome, memory: Memory) -> Stepped:
-        stepped, memory = _step(weights, outcome.delta, memory, beta, lr)
-        return stepped, stepped, memory
-
-    return ServerStep("momentum", take)
+    return _stepping("momentum", beta, lr)
 
 
 @part(named=True)
@@ -70,17 +76,13 @@ def ema(*, decay: float = 0.9, beta: float = 0.0, lr: float = 1.0) -> ServerStep
 
     Until the memory 1/(1 − decay) is full, that is the plain average of all iterates: the start has no extra weight.
     """
-    _check("decay", decay)
-    _check("beta", beta)
+    if not 0.0 <= decay < 1.0:
+        raise BadInput(f"decay = {decay} must lie in [0, 1)")
 
-    def take(weights: Tensor, outcome: Outcome, memory: Memory) -> Stepped:
-        stepped, memory = _step(weights, outcome.delta, memory, beta, lr)
-        count = int(memory.get("count", 0)) + 1
-        keep = min(decay, (count - 1) / count)
-        shown = torch.lerp(stepped, memory["average"], keep) if count > 1 else stepped
-        return stepped, shown, {**memory, "average": shown, "count": count}
+    def average(new: Tensor, old: Any, count: int) -> Tensor:
+        return torch.lerp(new, old, min(decay, (count - 1) / count)) if count > 1 else new
 
-    return ServerStep("ema", take)
+    return _stepping("ema", beta, lr, average)
 
 
 @part(named=True)
@@ -88,16 +90,11 @@ def polyak(*, skip: int = 0, beta: float = 0.0, lr: float = 1.0) -> ServerStep:
     """Step, and show the mean of all iterates after the first ``skip`` rounds; before that, the iterate itself."""
     if skip < 0:
         raise BadInput(f"skip = {skip} must be ≥ 0: it is how many rounds are left out of the average")
-    _check("beta", beta)
 
-    def take(weights: Tensor, outcome: Outcome, memory: Memory) -> Stepped:
-        stepped, memory = _step(weights, outcome.delta, memory, beta, lr)
-        count = int(memory.get("count", 0)) + 1
-        averaged = count - skip
-        shown = torch.lerp(memory["average"], stepped, 1.0 / averaged) if averaged > 1 else stepped
-        return stepped, shown, {**memory, "average": shown, "count": count}
+    def average(new: Tensor, old: Any, count: int) -> Tensor:
+        return torch.lerp(old, new, 1.0 / (count - skip)) if count - skip > 1 else new
 
-    return ServerStep("polyak", take)
+    return _stepping("polyak", beta, lr, average)
 
 
 @part(named=True)
@@ -122,11 +119,6 @@ def ball(*, bound: float | None = None, lr: float = 1.0) -> ServerStep:
         return stepped, shown, {**memory, "average": shown, "count": count}
 
     return ServerStep("ball", take)
-
-
-def _check(name: str, value: float) -> None:
-    if not 0.0 <= value < 1.0:
-        raise BadInput(f"{name} = {value} must lie in [0, 1)")
 
 
 STEPS: dict[str, Callable[..., ServerStep]] = {
