@@ -1,6 +1,6 @@
 """Rows of different methods in one stack: gradients are computed together, each part of the rows has its own rules.
 
-A part is a stretch of rows whose runs do the same at a client, under one broadcast. What comes out is an ordinary
+A stretch of rows belongs to runs that do the same at a client, under one broadcast. What comes out is an ordinary
 ``Work``: the turn, the gate and the gradient engine do not know that they serve several methods.
 """
 
@@ -17,11 +17,11 @@ from sordino.client.ask import Question
 from sordino.client.clip import Clip, Public, per_row
 from sordino.client.local import Local, State
 from sordino.client.turn import Work
-from sordino.errors import BadInput
+from sordino.errors import CannotStack
 
 
 @dataclass(frozen=True)
-class Part:
+class Stretch:
     """Some rows of a stack: which, what their clients do, and what was broadcast to them."""
 
     rows: slice
@@ -45,7 +45,7 @@ def own(place: int, values: Mapping[str, Any]) -> dict[str, Any]:
     return {name.removeprefix(start): value for name, value in values.items() if name.startswith(start)}
 
 
-def mix(parts: Sequence[Part], like: Tensor) -> Work:
+def mix(parts: Sequence[Stretch], like: Tensor) -> Work:
     """One ``Work`` for all rows, each part by its own rules. State and uploads carry the part's place in their names.
 
     The parts bring their broadcasts along, so that a turn of this work needs no other; ``like`` says dtype and device.
@@ -67,11 +67,11 @@ def columns(publics: Sequence[Mapping[str, Any]], like: Tensor) -> dict[str, Any
         elif all(isinstance(v, (int, float)) for v in values):
             merged[name] = torch.tensor(values, dtype=like.dtype, device=like.device)[:, None]
         else:
-            raise BadInput(f"runs that broadcast different {name!r} cannot share a stack: run them one by one")
+            raise CannotStack(f"runs that broadcast different {name!r} cannot share a stack: run them one by one")
     return merged
 
 
-def _clip(parts: Sequence[Part], like: Tensor) -> Clip:
+def _clip(parts: Sequence[Stretch], like: Tensor) -> Clip:
     def factors(losses: Tensor, norms: Tensor, public: Public) -> Tensor:
         return torch.cat([p.work.clip.factors(losses[p.rows], norms[p.rows], p.public) for p in parts])
 
@@ -79,7 +79,7 @@ def _clip(parts: Sequence[Part], like: Tensor) -> Clip:
     return Clip("mixed", factors, lambda public: bounds)
 
 
-def _question(parts: Sequence[Part], place: int, like: Tensor) -> Question:
+def _question(parts: Sequence[Stretch], place: int, like: Tensor) -> Question:
     asked = [(p, p.work.also[place]) for p in parts]
     bounds = torch.cat([per_row(one.bound(p.public), p.count, like) for p, one in asked])
 
@@ -89,8 +89,8 @@ def _question(parts: Sequence[Part], place: int, like: Tensor) -> Question:
     return Question(asked[0][1].what, values, lambda public: bounds)
 
 
-def _local(parts: Sequence[Part]) -> Local:
-    def told(part: Part, answers: Public) -> dict[str, Any]:
+def _local(parts: Sequence[Stretch]) -> Local:
+    def told(part: Stretch, answers: Public) -> dict[str, Any]:
         """The part's broadcast, and what its rows released beside the gradient of this step."""
         return {**part.public, **{what: heard[part.rows] for what, heard in answers.items()}}
 

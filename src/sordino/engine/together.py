@@ -20,7 +20,7 @@ from sordino.client.rows import Records, Rows
 from sordino.client.turn import Work, take_turn
 from sordino.engine import rounds
 from sordino.engine.checkpoint import Checkpoint, Left
-from sordino.engine.mixed import Part, columns, labelled, mix, own
+from sordino.engine.mixed import Stretch, columns, labelled, mix, own
 from sordino.engine.simulate import (
     Index,
     Opened,
@@ -31,7 +31,7 @@ from sordino.engine.simulate import (
     look,
     open_round,
 )
-from sordino.errors import BadInput, Diverged
+from sordino.errors import BadInput, CannotStack, Diverged
 from sordino.methods.identity import identity
 from sordino.privacy.gate import Permit, Terms
 from sordino.privacy.generators import Batches, Turn
@@ -156,13 +156,13 @@ def _chunk(
     ordered = [seat for runs in kinds for run in runs for seat in run]
     permit = Permit([seat.turn for seat in ordered], [seat.terms for seat in ordered])
     start = torch.stack([seat.state.weights for seat in ordered])
-    parts: list[Part] = []
+    parts: list[Stretch] = []
     state: dict[str, Tensor] = {}
     begin = 0
     for place, runs in enumerate(kinds):
         work, rows = runs[0][0].setup.work, slice(begin, begin + sum(map(len, runs)))
         public = columns([seat.public for run in runs for seat in run], start)
-        parts.append(Part(rows, work, public))
+        parts.append(Stretch(rows, work, public))
         state |= labelled(place, _state_of(runs))
         begin = rows.stop
     upload, after = take_turn(
@@ -231,7 +231,7 @@ def _check(setups: Sequence[Setup]) -> None:
     lead = setups[0]
     for one in setups:
         if one.work.engine is not lead.work.engine or not one.work.stack:
-            raise BadInput(
+            raise CannotStack(
                 f"runs of {one.plan.method.name!r} and {lead.plan.method.name!r} cannot share a stack: they have no "
                 "model in common, or were not set up for stacking"
             )

@@ -39,7 +39,7 @@ class Population:
                 raise BadInput(f"client {name!r} has no training records: leave it out, or use fewer clients")
 
     def only(self, some: NDArray[np.bool_]) -> Population:
-        """Some of them."""
+        """The same, as if only some of the clients were there."""
         where = np.flatnonzero(some)
         names, budgets = tuple(self.names[i] for i in where), tuple(self.budgets[i] for i in where)
         return Population(names, self.sizes[where], budgets, None if self.batches is None else self.batches[where])
@@ -84,17 +84,14 @@ class Training:
     exact_noise: bool = False
 
     def __post_init__(self) -> None:
-        def positive(key: str, value: Any, kind: str = "number") -> None:
+        for key in ("rounds", "evaluate", "lr", "server_lr", "clip", "steps", "epochs", "select"):
+            value, whole = getattr(self, key), key in ("rounds", "evaluate", "steps", "select")
+            if value is None and key in ("steps", "epochs", "select"):
+                continue
             good = isinstance(value, (int, float)) and math.isfinite(value) and value > 0
-            if not good or (kind == "whole number" and value != int(value)):
-                raise BadInput(f"training.{key} is {value!r}: it must be a positive {kind}")
-
-        positive("rounds", self.rounds, "whole number")
-        positive("evaluate", self.evaluate, "whole number")
-        for key in ("lr", "server_lr", "clip"):
-            positive(key, getattr(self, key))
-        for key in ("lr", "clip"):
-            if not SMALLEST <= (value := getattr(self, key)) <= LARGEST:
+            if not good or (whole and value != int(value)):
+                raise BadInput(f"training.{key} is {value!r}: it must be a positive {'whole ' * whole}number")
+            if key in ("lr", "clip") and not SMALLEST <= value <= LARGEST:
                 raise BadInput(
                     f"training.{key} is {value!r}: training computes in single precision, and takes it from "
                     f"{SMALLEST:g} to {LARGEST:g}"
@@ -103,23 +100,16 @@ class Training:
             raise BadInput(f"training.cooldown is {self.cooldown!r}: it is a share of the rounds, from 0 to 1")
         if not (isinstance(self.pull, (int, float)) and 0.0 <= self.pull < 1.0):
             raise BadInput(f"training.pull is {self.pull!r}: it is a share of the way back, from 0 to less than 1")
-        if self.steps is not None:
-            positive("steps", self.steps, "whole number")
-        if self.epochs is not None:
-            positive("epochs", self.epochs)
-        if self.select is not None:
-            positive("select", self.select, "whole number")
         if not isinstance(self.exact_noise, bool):
             raise BadInput(f"training.exact_noise is {self.exact_noise!r}: it is true or false")
-        if self.batch is not None and self.rate is not None:
-            raise BadInput("training.batch and training.rate say the same thing twice: keep one of them")
-        if self.steps is not None and self.epochs is not None:
-            raise BadInput("training.steps and training.epochs say the same thing twice: keep one of them")
+        for one, other in (("batch", "rate"), ("steps", "epochs")):
+            if getattr(self, one) is not None and getattr(self, other) is not None:
+                raise BadInput(f"training.{one} and training.{other} say the same thing twice: keep one of them")
         for key, most in (("batch", math.inf), ("rate", 1.0)):
-            for value in np.atleast_1d(np.asarray(getattr(self, key) if getattr(self, key) is not None else [])):
-                if not 0 < value <= most:
-                    told = "rates lie in (0, 1]" if key == "rate" else "batch sizes are positive"
-                    raise BadInput(f"training.{key} is {getattr(self, key)!r}: {told}")
+            given = getattr(self, key)
+            if given is not None and not all(0 < one <= most for one in np.atleast_1d(np.asarray(given))):
+                told = "rates lie in (0, 1]" if key == "rate" else "batch sizes are positive"
+                raise BadInput(f"training.{key} is {given!r}: {told}")
         Scheme.parse(self.sampling)
 
     def pace(self, number: int, rounds: int) -> float:
@@ -146,18 +136,13 @@ class Training:
         if self.sampling == Scheme.FULL:
             return sizes
         if self.rate is not None:
-            rates = _per_client("rate", self.rate, len(sizes))
-            if np.any(~(rates > 0) | (rates > 1)):
-                raise BadInput(f"training.rate is {self.rate!r}: rates lie in (0, 1]")
-            return rates * sizes
+            return _per_client("rate", self.rate, len(sizes)) * sizes
         if self.batch is not None:
             batches = _per_client("batch", self.batch, len(sizes))
         elif population.batches is not None:
             batches = population.batches
         else:
             batches = np.minimum(sizes, np.clip(np.round(sizes / 10), 64, 512))
-        if np.any(~(batches > 0)):
-            raise BadInput(f"training.batch is {self.batch!r}: batch sizes are positive")
         for name, size, batch in zip(population.names, sizes, batches):
             if batch > size:
                 raise BadInput(
