@@ -26,22 +26,27 @@ from sordino.server.select import Schedule
 
 @dataclass(frozen=True)
 class ClientPlan:
-    """What one client will do: its turns and questions, and the terms of every release."""
+    """What one client will do: its turns and questions, and the terms of every release.
+
+    Attributes
+    ----------
+    turns: how many turns it takes in the whole run.
+    terms: what the steps of one turn release: the gradient, and what is asked of the same batches.
+    asks: what each question with a batch of its own releases, in the method's order; ``queries``: how often each is
+        asked in the whole run.
+    epsilon: ε of the whole plan, by the accountant the ledger charges with; ∞ when nothing protects.
+    adaptive: whether the number of steps of a turn may vary, under the total.
+    """
 
     name: str
     records: int
     budget: Budget
     turns: int
     terms: Terms
-    """Of a turn's steps: the gradient, and what is asked of the same batches."""
     asks: tuple[Terms, ...]
-    """Of questions with a batch of their own, in the method's order."""
     queries: tuple[int, ...]
-    """How often each of those is asked in the whole run."""
     epsilon: float
-    """ε of the whole plan, by the accountant the ledger charges with; ∞ when nothing protects."""
     adaptive: bool = False
-    """Whether the steps of a turn may vary, under the total."""
 
     @property
     def whole(self) -> bool:
@@ -50,7 +55,7 @@ class ClientPlan:
 
     @property
     def noise(self) -> float:
-        """z of the gradient release."""
+        """The noise multiplier z of the gradient release."""
         return self.terms.noise("gradient")
 
     def declaration(self) -> tuple[tuple[Event, ...], int]:
@@ -72,7 +77,7 @@ class ClientPlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """A run before it starts."""
+    """A run before it starts: the method, the settings, who takes part when, and what every client will release."""
 
     method: Method
     training: Training
