@@ -9,17 +9,27 @@ import pytest
 import torch
 from federation_rig import Rig, five_clients, table
 
-from sordino.engine.federation import broadcasts, wire
+from sordino import methods
+from sordino.engine.federation import wire
 from sordino.engine.federation.exchange import offer_of
-from sordino.engine.federation.policy import Policy, Refused
+from sordino.engine.federation.policy import Policy
 from sordino.engine.federation.wire import Packet, pack, unpack
+from sordino.errors import BadInput
+from sordino.methods.registry import names
+from sordino.parts import Aggregate
+from sordino.server import broadcast
 
 LENGTHS = (640, 10)
 DIMENSION = sum(LENGTHS)
 
 
-def frame(private: bool = True) -> broadcasts.Frame:
-    return broadcasts.Frame(LENGTHS, Policy(steps=20), private)
+POLICY = Policy(steps=20)
+KNOWN = {name: check for method in names() for name, check in methods.get(method).broadcasts.items()}
+"""What the parts of all built-in methods broadcast, with their checks."""
+
+
+def check(public: dict[str, Any], private: bool = True, known: dict[str, broadcast.Check] = KNOWN) -> None:
+    broadcast.check_broadcast(known, broadcast.Frame(LENGTHS, POLICY.clip, POLICY.steps, private, public))
 
 
 def basis(scale: float = 1.0) -> torch.Tensor:
@@ -82,34 +92,49 @@ BAD: list[tuple[str, Any]] = [
 
 @pytest.mark.parametrize("told", GOOD, ids=str)
 def test_what_methods_broadcast_is_allowed(told: dict[str, Any]) -> None:
-    broadcasts.check_broadcast({"lr": 0.1, "clip": 1.0} | told, frame())
+    check({"lr": 0.1, "clip": 1.0} | told)
 
 
 @pytest.mark.parametrize(("name", "value"), BAD, ids=lambda x: str(x)[:20])
 def test_what_no_method_broadcasts_is_refused(name: str, value: Any) -> None:
     usual = {"lr": 0.1, "clip": 1.0, "basis": basis(), "basis_sizes": list(LENGTHS)}
-    with pytest.raises(Refused, match=name):
-        broadcasts.check_broadcast(usual | {name: value}, frame())
+    with pytest.raises(BadInput, match=name):
+        check(usual | {name: value})
 
 
 def test_halves_and_missing_settings_are_refused_before_they_fail_later() -> None:
     for told in ({"lr": 0.1}, {"clip": 1.0}):
-        with pytest.raises(Refused, match="is missing"):
-            broadcasts.check_broadcast(told, frame())
-    with pytest.raises(Refused, match="come together"):
-        broadcasts.check_broadcast({"lr": 0.1, "clip": 1.0, "basis": basis()}, frame())
+        with pytest.raises(BadInput, match="is missing"):
+            check(told)
+    for half in ({"basis": basis()}, {"basis_sizes": list(LENGTHS)}):
+        with pytest.raises(BadInput, match="come together"):
+            check({"lr": 0.1, "clip": 1.0} | half)
 
 
 def test_without_noise_there_is_no_clip() -> None:
-    broadcasts.check_broadcast({"lr": 0.1, "clip": float("inf")}, frame(private=False))
+    check({"lr": 0.1, "clip": float("inf")}, private=False)
 
 
-def test_a_method_of_your_own_declares_what_it_broadcasts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(broadcasts, "BROADCASTS", dict(broadcasts.BROADCASTS))
-    broadcasts.declare("temperature", broadcasts.number(0.1, 10.0))
-    broadcasts.check_broadcast({"lr": 0.1, "clip": 1.0, "temperature": 2.0}, frame())
-    with pytest.raises(Refused, match=r"between 0\.1 and 10"):
-        broadcasts.check_broadcast({"lr": 0.1, "clip": 1.0, "temperature": 20.0}, frame())
+def test_a_method_of_your_own_declares_what_it_broadcasts() -> None:
+    warm = Aggregate("warm", lambda *given: given, broadcasts={"temperature": broadcast.number(0.1, 10.0)})
+    known = methods.Method("warm", aggregate=warm).broadcasts
+    check({"lr": 0.1, "clip": 1.0, "temperature": 2.0}, known=known)
+    with pytest.raises(BadInput, match=r"between 0\.1 and 10"):
+        check({"lr": 0.1, "clip": 1.0, "temperature": 20.0}, known=known)
+
+
+def test_what_another_method_broadcasts_is_unknown_here() -> None:
+    for method, told in (("dp-fedavg", {"mean_loss": 1.0}), ("fedfdp", {"radius": 0.5}), ("adaptdp", {"steps": 2})):
+        with pytest.raises(BadInput, match="unknown here"):
+            check({"lr": 0.1, "clip": 1.0} | told, known=methods.get(method).broadcasts)
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, float("inf"), float("nan"), "fast"])
+def test_a_part_cannot_loosen_the_checks_of_what_every_request_has(value: Any) -> None:
+    loose = {name: lambda name, value, frame: None for name in ("lr", "clip")}
+    for name in loose:
+        with pytest.raises(BadInput, match=name):
+            check({"lr": 0.1, "clip": 1.0, name: value}, known=loose)
 
 
 def test_a_bad_broadcast_is_refused_before_anything_is_charged(tmp_path: Path) -> None:

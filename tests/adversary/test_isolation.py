@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from sordino import models
 from sordino.client import gradients
+from sordino.client.ask import bounded_loss
 from sordino.client.clip import flat
-from sordino.client.fair import bounded_loss
 from sordino.client.gradients import Alone
 from sordino.client.local import sgd
 from sordino.client.rows import Records, Rows

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from sordino.client.ask import scalar_piece
-from sordino.client.clip import flat
-from sordino.client.fair import bounded_loss, exact_loss, fair, fair_step
+from sordino.client.ask import bounded_loss, scalar_piece
+from sordino.client.clip import fair, flat
+from sordino.client.local import fair_step
 from sordino.errors import BadInput
+from sordino.methods import asking
 from sordino.privacy.gate import Gate, Piece, Terms, bounded
 from sordino.privacy.generators import Keyed, Turn
 from sordino.privacy.types import Sampling
@@ -105,7 +106,7 @@ def test_the_loss_question_sums_losses_cut_to_the_bound():
     question = bounded_loss(2.5)
     assert question.bound({}) == 2.5
     assert question.bound({"loss_bound": 0.4}) == 0.4
-    assert exact_loss().bound({}) == math.inf
+    assert asking.exact_loss().question.bound({}) == math.inf
     losses = torch.tensor([[0.1, 7.0, -3.0, math.nan, math.inf, 2.0]])
     values = question.values(losses, torch.ones_like(losses), {})
     piece = scalar_piece(values, None, 1, _column)
@@ -116,7 +117,10 @@ def test_the_loss_question_sums_losses_cut_to_the_bound():
 @pytest.mark.parametrize("start", [0.0, -1.0, math.inf, math.nan])
 def test_a_loss_bound_is_positive_and_finite(start):
     with pytest.raises(BadInput, match="loss bound"):
-        bounded_loss(start)
+        asking.loss(start=start)
+    if not start > 0:
+        with pytest.raises(BadInput, match="loss bound"):
+            bounded_loss(start)
 
 
 def _column(v):

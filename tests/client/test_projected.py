@@ -6,7 +6,7 @@ import torch
 
 import sordino as sd
 from sordino import methods
-from sordino.client.projected import projected
+from sordino.client.local import projected
 from sordino.engine.simulate import collect
 from sordino.study import run as running
 

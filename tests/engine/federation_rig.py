@@ -19,7 +19,7 @@ from sordino.engine.federation.coordinator import Coordinator
 from sordino.engine.federation.exchange import agree, enrol
 from sordino.engine.federation.inbox import Inbox
 from sordino.engine.federation.policy import Declared, Policy
-from sordino.engine.federation.site import Site
+from sordino.engine.federation.site import Purse, Site
 from sordino.methods import adapt
 from sordino.privacy.generators import Keyed
 from sordino.privacy.ledger import Ledger
@@ -134,8 +134,7 @@ class Rig:
             name,
             records_of(self.clients, place),
             declared,
-            self.clients.budgets[place],
-            ledger,
+            Purse(self.clients.budgets[place], ledger),
             self.folder / name,
             self.policies.get(name, self.everywhere),
             None if self.key is None else Fixture(self.key),

@@ -16,7 +16,7 @@ from sordino.data.dataset import Dataset
 from sordino.engine.canaries import Trial, audit_method
 from sordino.errors import BadInput
 from sordino.methods import get
-from sordino.methods.adaptive import squared_norm, under_radius
+from sordino.methods.asking import squared_norm, under_radius
 from sordino.privacy.accounting import calibrate
 from sordino.privacy.generators import Keyed
 from sordino.study import run as running

@@ -2,10 +2,10 @@
 
 import pytest
 
-from sordino.client.ask import capped_loss
 from sordino.engine.canaries import Trial, audit_releases
 from sordino.errors import BadInput
-from sordino.methods import Ask, Method, get
+from sordino.methods import Method, get
+from sordino.methods.asking import candidate_loss
 from sordino.methods.selection import power_of_choice
 from sordino.privacy import gate
 from sordino.server import rules
@@ -16,9 +16,9 @@ SAME = {"ask": {"name": "loss", "share": 0.5, "batch": "step"}}
 
 
 def loudest(candidates):
-    ask = (Ask(capped_loss(bound=4.0), lambda answers, facts, state: state, share=0.5, of="candidates"),)
+    ask = (candidate_loss(bound=4.0, share=0.5),)
     select = power_of_choice(candidates, headroom=10.0)
-    return Method("loudest", select=select, ask=ask, aggregate=rules.uniform)
+    return Method("loudest", select=select, ask=ask, aggregate=rules.uniform())
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from sordino.engine.federation.exchange import offer_of
 from sordino.engine.federation.wire import unpack
 from sordino.methods import noises_of
 from sordino.privacy.ledger import Charge, Plan
+from sordino.server.facts import ServerState
 
 STEPS = {"steps": 2, "rate": 0.2, "lr": 0.2}
 
@@ -67,7 +68,7 @@ def test_a_round_with_too_few_answers_changes_nothing(tmp_path: Path, clients):
         state = rig.first()
         list(server.run(state))
         assert torch.equal(state.weights, rig.ready.start)
-        assert state.server == {}
+        assert state.server == ServerState()
         assert "2 answers of at least 3" in state.history[0]["note"]
 
 
@@ -242,7 +243,7 @@ def test_control_variates_stay_true_when_a_reply_is_lost(tmp_path: Path, clients
             own.append(wire.load(newest.read_bytes())["control"][0])
         shares = clients.sizes / clients.sizes.sum()
         expected = sum(float(share) * control for share, control in zip(shares, own))
-        torch.testing.assert_close(state.server["public/control"], expected, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(state.server.public["control"], expected, atol=1e-5, rtol=1e-4)
 
 
 def test_private_sites_of_pfa_plus_upload_coefficients_after_the_first_round(tmp_path: Path):
@@ -271,7 +272,7 @@ def test_steps_that_were_lost_are_counted_where_the_server_sets_the_pace(tmp_pat
         rig.wires.fault = lost(rig, "client-01", 2)
         state = rig.first()
         list(server.run(state))
-        assert state.server["steps_used"].tolist() == list(charges(rig).values())
+        assert state.server.steps_used.tolist() == list(charges(rig).values())
         assert not any("refused" in record for record in state.history)
 
 

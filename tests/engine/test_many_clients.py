@@ -12,6 +12,7 @@ from sordino.data.dataset import Dataset
 from sordino.engine import mapped
 from sordino.engine.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from sordino.engine.mapped import Table
+from sordino.server.facts import ServerState
 
 SETTINGS = {"rate": 0.2, "lr": 0.3, "clip": 0.7}
 
@@ -74,14 +75,16 @@ def test_a_table_keeps_what_was_written_last_whether_mapped_or_not(monkeypatch):
 def test_a_checkpoint_holds_every_kind_of_number_and_the_clients_table(tmp_path):
     table = Table(4, 3)
     table.write(np.arange(4), torch.arange(12.0).view(4, 3))
-    server = {"a": torch.arange(3), "b": torch.tensor(2.5, dtype=torch.float64), "c": 7, "d": torch.tensor([True])}
+    held = {"a": torch.arange(3), "b": torch.tensor(2.5, dtype=torch.float64), "c": 7, "d": torch.tensor([True])}
+    server = ServerState(rule=held)
     weights = torch.randn(3)
     save_checkpoint(tmp_path / "c", Checkpoint(2, weights, weights * 2, server, {"control": table}, [], 1.5))
     found = load_checkpoint(tmp_path / "c", torch.device("cpu"))
-    assert (found.round, found.seconds, found.server["c"]) == (2, 1.5, 7)
+    assert (found.round, found.seconds, found.server.rule["c"]) == (2, 1.5, 7)
     assert torch.equal(found.weights, weights)
     assert torch.equal(found.shown, weights * 2)
-    assert all(torch.equal(found.server[k], server[k]) and found.server[k].dtype == server[k].dtype for k in "abd")
+    kept = found.server.rule
+    assert all(torch.equal(kept[k], held[k]) and kept[k].dtype == held[k].dtype for k in "abd")
     assert torch.equal(found.clients["control"].values, table.values)
 
 

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from sordino.client import gradients
-from sordino.client.ask import capped_loss
+from sordino.client.ask import bounded_loss
 from sordino.client.clip import flat
-from sordino.client.fair import bounded_loss
 from sordino.client.local import sgd
 from sordino.client.rows import Records, Rows
 from sordino.client.turn import Work, answer, take_turn
+from sordino.methods.asking import candidate_loss
 from sordino.models import build
 from sordino.privacy.gate import Gate, Terms
 from sordino.privacy.generators import Batches, Keyed, Turn
@@ -81,7 +81,7 @@ class Forward:
 
 
 @pytest.mark.parametrize("sizes", [(3, 0, 4), (5,)])
-@pytest.mark.parametrize("question", [bounded_loss(1.5), capped_loss(1.5)])
+@pytest.mark.parametrize("question", [bounded_loss(1.5), candidate_loss(1.5).question])
 def test_a_question_about_losses_takes_no_gradients_and_counts_finite_losses_only(question, sizes):
     model = build("logistic", (20,), 5, 0)
     engine = gradients.build(model, "cross-entropy", shape=(20,))

@@ -43,7 +43,7 @@ def test_a_client_that_declares_less_noise_than_it_adds_is_seen_by_the_observer_
     ones = np.ones(3)
     declared, truth = np.array([1.0, 1.0, 0.01]), np.array([1.0, 1.0, 4.0])
     clients = np.array([0, 2, 2])
-    facts = Facts(clients, ones, ones, ones, ones, ones, declared, ones, extra={"oracle_variances": truth, "lr": 2.0})
+    facts = Facts(clients, ones, ones, ones, ones, ones, declared, ones, true_variances=truth, lr=2.0)
     found = weighed(facts, np.array([0.5, 0.25, 0.25]), ["a", "b", "c"], {"before": 1})
     assert found["declared_weights"] == pytest.approx({"a": 1 / 102, "c": 101 / 102}, rel=1e-5)
     seen = found["observer"]
@@ -68,8 +68,8 @@ def test_the_spectrum_is_that_of_the_update_matrix(rule):
     noise = np.array([0.5, 1.0, 1.5, 2.0, 3.0])
     updates = draw.normal(size=(5, 400)) * noise[:, None]
     ones = np.ones(5)
-    facts = Facts(np.arange(5), ones, ones, ones, noise, ones, noise**2, ones, extra={"lr": 1.0})
-    shown = RULES[rule](torch.from_numpy(updates), facts, {}).diagnostics
+    facts = Facts(np.arange(5), ones, ones, ones, noise, ones, noise**2, ones, lr=1.0)
+    shown = RULES[rule]()(torch.from_numpy(updates), facts, {}).diagnostics
     assert shown["update_singular_values"] == pytest.approx(np.linalg.svd(updates)[1], rel=1e-6)
 
 
@@ -78,7 +78,7 @@ def test_a_refused_client_keeps_its_place_among_the_estimates():
     updates = torch.from_numpy(draw.normal(size=(5, 400)))
     updates[2] = torch.nan
     ones = np.ones(5)
-    outcome = RULES["factor-hdp"](updates, Facts(np.arange(5), *([ones] * 7)), {})
+    outcome = RULES["factor-hdp"]()(updates, Facts(np.arange(5), *([ones] * 7)), {})
     estimates = outcome.diagnostics["estimated_variances"]
     assert [one is None for one in estimates] == [False, False, True, False, False]
     assert outcome.weights[2] == 0.0

@@ -49,8 +49,8 @@ def honest():
 def test_the_step_stays_near_that_of_the_others(name, how, honest):
     updates, facts = honest
     others = np.array([i for i in range(10) if i != BAD])
-    without = rules.RULES[name](updates[torch.from_numpy(others)], defend.only(facts, others), {})
-    outcome = rules.RULES[name](spoil(updates, facts, how), facts, {})
+    without = rules.RULES[name]()(updates[torch.from_numpy(others)], facts.only(others), {})
+    outcome = rules.RULES[name]()(spoil(updates, facts, how), facts, {})
     assert torch.isfinite(outcome.delta).all()
     longest = float(updates.norm(dim=1).max())
     assert float((outcome.delta - without.delta).norm()) < 1.0 * longest
@@ -64,9 +64,9 @@ def test_the_step_stays_near_that_of_the_others(name, how, honest):
 def test_what_is_not_finite_is_refused_exactly_and_said(name, how, honest, caplog):
     updates, facts = honest
     others = np.array([i for i in range(10) if i != BAD])
-    without = rules.RULES[name](updates[torch.from_numpy(others)], defend.only(facts, others), {})
+    without = rules.RULES[name]()(updates[torch.from_numpy(others)], facts.only(others), {})
     with caplog.at_level(logging.WARNING, logger="sordino.server"):
-        outcome = rules.RULES[name](spoil(updates, facts, how), facts, {})
+        outcome = rules.RULES[name]()(spoil(updates, facts, how), facts, {})
     torch.testing.assert_close(outcome.delta, without.delta)
     if outcome.weights is not None:
         assert outcome.weights[BAD] == 0.0
@@ -80,7 +80,7 @@ def test_honest_rounds_pass_untouched_and_in_silence(name, honest, caplog):
     screened = defend.screen(updates, facts)
     assert screened.updates is updates
     with caplog.at_level(logging.WARNING, logger="sordino.server"):
-        outcome = rules.RULES[name](updates, facts, {})
+        outcome = rules.RULES[name]()(updates, facts, {})
     assert caplog.text == ""
     assert "log" not in outcome.diagnostics
 
@@ -101,7 +101,7 @@ def test_an_untruthful_variance_is_counted_as_what_the_norm_proves(honest):
     variances, noises = facts.variances.copy(), facts.noises.copy()
     variances[BAD], noises[BAD] = variances[BAD] / 1e6, noises[BAD] / 1e3
     lying = replace(facts, variances=variances, noises=noises)
-    outcome = rules.declared_variance(spoil(updates, facts, "more noise than declared"), lying, {})
+    outcome = rules.declared_variance()(spoil(updates, facts, "more noise than declared"), lying, {})
     assert outcome.weights[BAD] < 0.05  # believed, it would have everything
     assert any("client 3 declared noise variance" in line for line in outcome.diagnostics["log"])
 
@@ -110,7 +110,7 @@ def test_a_client_that_claims_to_have_no_noise_gains_at_most_twice_its_share_fro
     updates, facts = honest
     variances, noises = facts.variances.copy(), facts.noises.copy()
     variances[BAD], noises[BAD] = 1e-12, 1e-6
-    outcome = rules.random_effects(updates, replace(facts, variances=variances, noises=noises), {})
+    outcome = rules.random_effects()(updates, replace(facts, variances=variances, noises=noises), {})
     assert outcome.diagnostics["votes"][BAD] < 2 * facts.sizes[BAD] / facts.sizes.sum()
 
 
@@ -118,7 +118,7 @@ def test_an_update_smaller_than_its_own_noise_is_refused_where_small_is_rewarded
     updates, facts = honest
     for name in ("robust-hdp", "factor-hdp", "column-norm", "random-effects"):
         for how in ("tiny", "zeros"):
-            outcome = rules.RULES[name](spoil(updates, facts, how), facts, {})
+            outcome = rules.RULES[name]()(spoil(updates, facts, how), facts, {})
             assert outcome.weights[BAD] == 0.0
             assert any("client 3 refused" in line for line in outcome.diagnostics["log"])
 
@@ -129,7 +129,7 @@ def test_a_large_update_without_the_planned_noise_is_not_rewarded(honest):
     updates = updates.clone()
     common = updates.mean(0)
     updates[BAD] = common / common.norm() * np.sqrt(4000 * facts.variances[BAD])
-    outcome = rules.factor_hdp(updates, facts, {})
+    outcome = rules.factor_hdp()(updates, facts, {})
     assert outcome.diagnostics["estimated_variances"][BAD] == pytest.approx(defend.FLOOR * facts.variances[BAD])
     assert any("where the plan asked" in line for line in outcome.diagnostics["log"])
 
@@ -137,9 +137,9 @@ def test_a_large_update_without_the_planned_noise_is_not_rewarded(honest):
 def test_a_round_without_a_usable_update_leaves_the_model_alone(honest):
     updates, facts = honest
     for name in RULES:
-        outcome = rules.RULES[name](torch.full_like(updates, float("nan")), facts, {"kept": 1})
+        outcome = rules.RULES[name]()(torch.full_like(updates, float("nan")), facts, {"kept": 1})
         assert torch.equal(outcome.delta, torch.zeros(updates.shape[1]))
-        assert outcome.state == {"kept": 1}
+        assert outcome.memory == {"kept": 1}
         assert "no update could be used" in outcome.diagnostics["log"][-1]
 
 
@@ -160,32 +160,20 @@ def test_a_single_client_is_never_bounded_by_itself():
     facts = facts_of([2])
     alone = replace(facts, noises=np.zeros(1), variances=np.zeros(1))
     updates = torch.ones(1, 50) * 1e6
-    assert torch.equal(rules.data_weighted(updates, alone, {}).delta, updates[0])
-
-
-def test_uploads_of_a_wrong_shape_become_rows_that_every_rule_refuses(honest):
-    updates, facts = honest
-    uploads = [row.clone() for row in updates]
-    uploads[1] = uploads[1].numpy()
-    uploads[BAD] = torch.ones(3999)
-    uploads[5] = "not a tensor"
-    rows = defend.stack(uploads, 4000)
-    assert torch.equal(rows[1], updates[1])
-    outcome = rules.uniform(rows, facts, {})
-    assert np.flatnonzero(outcome.weights == 0).tolist() == [BAD, 5]
+    assert torch.equal(rules.data_weighted()(updates, alone, {}).delta, updates[0])
 
 
 def test_rows_and_facts_must_match(honest):
     updates, facts = honest
     with pytest.raises(BadInput, match="a row each"):
-        rules.uniform(updates[:4], facts, {})
+        rules.uniform()(updates[:4], facts, {})
     with pytest.raises(BadInput, match="a row each"):
-        rules.uniform(updates[0], facts, {})
+        rules.uniform()(updates[0], facts, {})
 
 
-def test_per_row_extras_follow_their_rows(honest):
+def test_what_only_a_simulation_knows_follows_its_rows(honest):
     _, facts = honest
-    some = defend.only(facts, np.array([1, 4]))
-    np.testing.assert_array_equal(some.extra["oracle_variances"], facts.variances[[1, 4]])
-    assert some.extra["lr"] == LR
+    some = facts.only(np.array([1, 4]))
+    np.testing.assert_array_equal(some.true_variances, facts.variances[[1, 4]])
+    assert some.lr == LR
     assert some.clients.tolist() == [1, 4]

@@ -11,16 +11,16 @@ from papers.round_budget import rounds_within
 from papers.theory_fair import Convex, coefficients, optimal_lambda, theorem1
 from sordino.errors import BadInput
 from sordino.server import rules
-from sordino.server.facts import Facts
+from sordino.server.facts import Facts, ServerState
 from sordino.server.fair import FAIR_RULES, ali_dpfl, feddyn, hear_loss, optimal_steps, q_ffl, scaffold
 
 SIZES = np.array([10.0, 30.0, 60.0])
 
 
-def facts(sizes=SIZES, clients=None, variances=0.0, steps=2.0, **extra):
+def facts(sizes=SIZES, clients=None, variances=0.0, steps=2.0, losses=None, **more):
     rows = len(sizes)
     some = np.ones(rows)
-    known = {"lr": 0.1, "server_lr": 1.0, "clip": 1.0, "records": float(sizes.sum()), **extra}
+    known = {"lr": 0.1, "server_lr": 1.0, "clip": 1.0, "records": int(sizes.sum()), **more}
     return Facts(
         clients=np.arange(rows) if clients is None else np.array(clients),
         sizes=np.asarray(sizes, dtype=float),
@@ -30,7 +30,8 @@ def facts(sizes=SIZES, clients=None, variances=0.0, steps=2.0, **extra):
         steps=steps * some,
         variances=variances * some,
         selection=some,
-        extra=known,
+        answers={} if losses is None else {"loss": np.array(losses, dtype=float)},
+        **known,
     )
 
 
@@ -38,17 +39,18 @@ def facts(sizes=SIZES, clients=None, variances=0.0, steps=2.0, **extra):
 
 
 def test_the_mean_loss_counts_records_and_the_next_bound_follows_it():
-    state = hear_loss()(torch.tensor([1.0, 2.0, 0.5]), facts(), {"kept": 1})
+    state = ServerState(public={"kept": 1}).told(hear_loss()(torch.tensor([1.0, 2.0, 0.5]), facts()))
     mean = 0.1 * 1 + 0.3 * 2 + 0.6 * 0.5
-    assert state["public/mean_loss"] == pytest.approx(mean)
-    assert state["public/loss_bound"] == pytest.approx(2.5 * mean)
-    assert state["kept"] == 1
+    assert state.public["mean_loss"] == pytest.approx(mean)
+    assert state.public["loss_bound"] == pytest.approx(2.5 * mean)
+    assert state.public["kept"] == 1
 
 
 def test_answers_that_are_not_finite_are_left_out():
-    state = hear_loss()(torch.tensor([1.0, math.nan, 3.0]), facts(), {})
-    assert state["public/mean_loss"] == pytest.approx((10 * 1 + 60 * 3) / 70)
-    assert hear_loss()(torch.tensor([math.nan] * 3), facts(), {"kept": 1}) == {"kept": 1}
+    told = hear_loss()(torch.tensor([1.0, math.nan, 3.0]), facts())
+    assert told.public["mean_loss"] == pytest.approx((10 * 1 + 60 * 3) / 70)
+    kept = ServerState(public={"kept": 1})
+    assert kept.told(hear_loss()(torch.tensor([math.nan] * 3), facts())) == kept
 
 
 @pytest.mark.parametrize("noise", [0.02, 0.5, 20.0])
@@ -56,12 +58,11 @@ def test_answers_that_are_not_finite_are_left_out():
 def test_the_loss_bound_neither_collapses_nor_explodes_in_a_thousand_rounds(noise, decay):
     """Losses that stay or fall to nothing, and noise up to twenty times the bound."""
     generator = np.random.default_rng(0)
-    state, bound, bounds = {}, 2.5, []
+    bound, bounds = 2.5, []
     for number in range(1000):
         true = generator.exponential(2.0 * decay**number, (3, 50))
         heard = np.minimum(true, bound).mean(1) + noise * bound * generator.standard_normal(3)
-        state = hear_loss()(torch.from_numpy(heard), facts(), state)
-        bound = state["public/loss_bound"]
+        bound = hear_loss()(torch.from_numpy(heard), facts()).public["loss_bound"]
         bounds.append(bound)
     assert 0.1 <= min(bounds) <= max(bounds) <= 10.0
     if noise == 0.02:
@@ -100,7 +101,7 @@ def q_ffl_loops(updates, losses, q, lr):
 def test_q_ffl_equals_its_definition(q):
     updates = np.random.default_rng(0).standard_normal((3, 7)).astype(np.float32)
     losses = [0.3, 1.7, 2.2]
-    found = q_ffl(torch.from_numpy(updates), facts(loss=torch.tensor(losses)), {}, q=q)
+    found = q_ffl(q=q)(torch.from_numpy(updates), facts(losses=losses), {})
     assert np.allclose(found.delta.numpy(), q_ffl_loops(updates, losses, q, 0.1), rtol=1e-5)
     assert np.allclose((found.weights[:, None] * updates).sum(0), found.delta.numpy(), atol=1e-6)
 
@@ -110,26 +111,26 @@ def test_q_ffl_can_leave_declared_noise_out_of_the_updates_norms():
     losses, spread, dimension = [0.3, 1.7, 2.2], np.array([0.5, 1.0, 2.0]), 50_000
     signal = generator.standard_normal((3, dimension)) / math.sqrt(dimension)
     noisy = signal + spread[:, None] * generator.standard_normal((3, dimension))
-    heard = facts(loss=torch.tensor(losses), variances=spread**2)
-    found = q_ffl(torch.from_numpy(noisy), heard, {}, q=1.0, corrected=True)
+    heard = facts(losses=losses, variances=spread**2)
+    found = q_ffl(q=1.0, corrected=True)(torch.from_numpy(noisy), heard, {})
     above, below = np.zeros(dimension), 0.0
     for update, loss, v in zip(noisy, losses, spread**2):
         length = max(0.0, sum(x * x for x in update) - dimension * v)
         above += loss * update / 0.1
         below += length / 0.1**2 + loss / 0.1
     assert np.allclose(found.delta.numpy(), above / below, rtol=1e-5)
-    plain = q_ffl(torch.from_numpy(noisy), heard, {}, q=1.0)
+    plain = q_ffl(q=1.0)(torch.from_numpy(noisy), heard, {})
     assert plain.weights.sum() < 0.01 * found.weights.sum(), "with it, steps are next to nothing"
 
 
 def test_q_ffl_survives_negative_losses_and_broken_updates():
     updates = torch.randn(3, 7, generator=torch.Generator().manual_seed(0))
     updates[1] = math.nan
-    found = q_ffl(updates, facts(loss=torch.tensor([-5.0, 1.0, math.nan])), {}, q=0.5)
+    found = q_ffl(q=0.5)(updates, facts(losses=[-5.0, 1.0, math.nan]), {})
     assert torch.isfinite(found.delta).all()
     assert found.weights[1] == 0.0
     with pytest.raises(BadInput, match="q-ffl"):
-        q_ffl(updates, facts(loss=torch.ones(3)), {}, q=-1)
+        q_ffl(q=-1)(updates, facts(losses=np.ones(3)), {})
 
 
 # SCAFFOLD and FedDyn
@@ -137,26 +138,26 @@ def test_q_ffl_survives_negative_losses_and_broken_updates():
 
 def test_the_servers_control_is_the_mean_of_the_clients_controls_whoever_takes_part():
     generator = np.random.default_rng(0)
-    own, state, everyone = np.zeros((3, 5)), {}, SIZES / SIZES.sum()
+    own, told, everyone = np.zeros((3, 5)), {}, SIZES / SIZES.sum()
     for _ in range(20):
         here = np.flatnonzero(generator.random(3) < 0.6)
         if len(here) == 0:
             continue
-        control = state.get("public/control", torch.zeros(5)).numpy().copy()
+        control = told.get("control", torch.zeros(5)).numpy().copy()
         updates = generator.standard_normal((len(here), 5)).astype(np.float32)
-        known = facts(SIZES[here], here, records=100.0)
-        state = scaffold(torch.from_numpy(updates), known, state).state
+        known = facts(SIZES[here], here, records=100, public=told)
+        told = scaffold()(torch.from_numpy(updates), known, {}).told.public
         for row, i in enumerate(here):
             own[i] += -updates[row] / (2 * 0.1) - control
-        assert np.allclose(state["public/control"].numpy(), everyone @ own, atol=1e-4)
+        assert np.allclose(told["control"].numpy(), everyone @ own, atol=1e-4)
 
 
 def test_a_client_drawn_twice_counts_with_its_last_turn():
     updates = torch.tensor([[1.0, 0.0], [0.0, 1.0], [2.0, 2.0]])
-    twice = facts(np.array([30.0, 10.0, 30.0]), [1, 0, 1], records=100.0)
-    control = scaffold(updates, twice, {}).state["public/control"]
+    twice = facts(np.array([30.0, 10.0, 30.0]), [1, 0, 1], records=100)
+    control = scaffold()(updates, twice, {}).told.public["control"]
     assert control.tolist() == pytest.approx([-0.3 * 2 / 0.2, -0.1 * 1 / 0.2 - 0.3 * 2 / 0.2])
-    moved = feddyn(updates, twice, {}).state["feddyn_moved"]
+    moved = feddyn()(updates, twice, {}).memory["feddyn_moved"]
     assert moved.tolist() == pytest.approx([0.3 * 2, 0.1 * 1 + 0.3 * 2])
 
 
@@ -165,8 +166,8 @@ def test_feddyn_equals_the_published_server_step():
     alpha, h, w, state = 0.3, np.zeros(5), np.zeros(5), {}
     for _ in range(4):
         updates = generator.standard_normal((3, 5)).astype(np.float32)
-        found = feddyn(torch.from_numpy(updates), facts(), state)
-        state = found.state
+        found = feddyn()(torch.from_numpy(updates), facts(), state)
+        state = found.memory
         shares = SIZES / SIZES.sum()
         mean = w + shares @ updates
         h = h - alpha * (mean - w)
@@ -179,8 +180,8 @@ def test_feddyn_equals_the_published_server_step():
 def test_broken_and_poisoned_updates_do_not_enter_what_the_server_keeps(name):
     updates = torch.randn(6, 8, generator=torch.Generator().manual_seed(0))
     updates[1], updates[2] = math.nan, 1e9
-    found = FAIR_RULES[name](updates, facts(np.full(6, 10.0)), {})
-    kept = found.state["public/control" if name == "scaffold" else "feddyn_moved"]
+    found = FAIR_RULES[name]()(updates, facts(np.full(6, 10.0)), {})
+    kept = found.told.public["control"] if name == "scaffold" else found.memory["feddyn_moved"]
     assert torch.isfinite(found.delta).all()
     assert kept.norm() < 1e3
 
@@ -189,9 +190,9 @@ def test_broken_and_poisoned_updates_do_not_enter_what_the_server_keeps(name):
 def test_the_combination_is_that_of_the_rule_named(combine):
     updates = torch.randn(3, 8, generator=torch.Generator().manual_seed(0))
     known = facts(variances=0.5, steps_left=np.full(3, 9), step_budget=np.full(3, 12), rounds=6)
-    plain = rules.RULES[combine](updates, known, {})
-    assert torch.equal(scaffold(updates, known, {}, combine=combine).delta, plain.delta)
-    assert torch.equal(ali_dpfl(updates, known, {}, combine=combine).delta, plain.delta)
+    plain = rules.RULES[combine]()(updates, known, {})
+    assert torch.equal(scaffold(combine=combine)(updates, known, {}).delta, plain.delta)
+    assert torch.equal(ali_dpfl(combine=combine)(updates, known, {}).delta, plain.delta)
 
 
 # ALI-DPFL
@@ -226,8 +227,8 @@ def test_convexity_and_heterogeneity_are_found_in_quadratics_from_updates_alone(
             step_budget=np.full(3, 1000),
             rounds=100,
         )
-        found = ali_dpfl(updates, known, state)
-        state, w = found.state, w + found.delta.double().numpy()
+        found = ali_dpfl()(updates, known, state)
+        state, w = found.memory, w + found.delta.double().numpy()
     assert found.diagnostics["convexity"] == pytest.approx(mu, rel=0.1)
     assert found.diagnostics["heterogeneity"] == pytest.approx(gamma, rel=0.1)
 
@@ -235,7 +236,7 @@ def test_convexity_and_heterogeneity_are_found_in_quadratics_from_updates_alone(
 def test_the_pace_is_one_when_rounds_outlast_the_steps():
     updates = torch.randn(3, 8, generator=torch.Generator().manual_seed(0))
     scarce = facts(variances=0.5, steps_left=np.full(3, 5), step_budget=np.full(3, 12), rounds=6)
-    assert ali_dpfl(updates, scarce, {}).state["public/steps"] == 1
+    assert ali_dpfl()(updates, scarce, {}).next_steps == 1
 
 
 # Theory

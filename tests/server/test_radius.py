@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from sordino.errors import BadInput
-from sordino.server import radius
-from sordino.server.facts import Facts
+from sordino.server import after, radius
+from sordino.server.facts import Facts, Outcome, ServerState, Told
 
 
-def facts(rows=3, clip=2.0, rounds=50, spreads=(0.1, 0.2, 0.4), sizes=(100, 300, 600), **extra):
+def facts(rows=3, clip=2.0, rounds=50, spreads=(0.1, 0.2, 0.4), sizes=(100, 300, 600), **more):
     ones = np.ones(rows)
     noise = np.array(spreads, dtype=float)
     return Facts(
@@ -23,12 +23,10 @@ def facts(rows=3, clip=2.0, rounds=50, spreads=(0.1, 0.2, 0.4), sizes=(100, 300,
         steps=ones,
         variances=0.01 * ones,
         selection=ones,
-        extra={
-            "clip": clip,
-            "rounds": rounds,
-            "answer_noise": {"squared-norm": noise, "under-radius": noise},
-            **extra,
-        },
+        clip=clip,
+        rounds=rounds,
+        answer_noise={"squared-norm": noise, "under-radius": noise},
+        **more,
     )
 
 
@@ -46,13 +44,13 @@ def published_radius(answers, sigmas, ceiling, tau, rounds, u=0.01):
 @pytest.mark.parametrize("tau", [0.5, 1.0, 3.0])
 def test_the_radius_is_the_papers(tau):
     answers, sigmas = [0.3, 0.1, 0.2], [0.001, 0.002, 0.004]
-    found = radius.root_mean_square(torch.tensor(answers), facts(spreads=sigmas), {}, tau=tau)
-    assert found["public/radius"] == pytest.approx(published_radius(answers, sigmas, 2.0, tau, 50), rel=1e-6)
+    found = radius.RootMeanSquare(tau=tau)(torch.tensor(answers), facts(spreads=sigmas))
+    assert found.public["radius"] == pytest.approx(published_radius(answers, sigmas, 2.0, tau, 50), rel=1e-6)
 
 
 def test_without_the_margin_it_is_the_root_of_twice_tau_times_the_mean():
-    found = radius.root_mean_square(torch.tensor([0.3, 0.1, 0.2]), facts(), {}, margin=0.0)
-    assert found["public/radius"] == pytest.approx(math.sqrt(2 * 0.2))
+    found = radius.RootMeanSquare(margin=0.0)(torch.tensor([0.3, 0.1, 0.2]), facts())
+    assert found.public["radius"] == pytest.approx(math.sqrt(2 * 0.2))
 
 
 @pytest.mark.parametrize("sigmas", [-1000, -10, -1, 0, 10, 1000])
@@ -60,107 +58,108 @@ def test_without_the_margin_it_is_the_root_of_twice_tau_times_the_mean():
 def test_the_radius_never_leaves_its_limits_whatever_was_drawn(sigmas, margin):
     spreads = np.array([0.1, 0.2, 0.4])
     answers = torch.from_numpy(0.01 + sigmas * spreads * 2.0**2)
-    found = radius.root_mean_square(answers, facts(), {}, margin=margin, floor=0.01)["public/radius"]
+    found = radius.RootMeanSquare(margin=margin, floor=0.01)(answers, facts()).public["radius"]
     assert 0.01 * 2.0 <= found <= 2.0
 
 
 def test_precise_answers_count_more_when_asked_to():
     answers = torch.tensor([0.1, 0.5, 0.9])
-    found = radius.root_mean_square(answers, facts(), {}, margin=0.0, weigh="precision")["public/radius"]
+    found = radius.RootMeanSquare(margin=0.0, weigh="precision")(answers, facts()).public["radius"]
     weights = np.array([1 / 0.1**2, 1 / 0.2**2, 1 / 0.4**2])
     assert found == pytest.approx(math.sqrt(2 * (weights @ answers.numpy()) / weights.sum()))
 
 
 def test_a_public_client_answers_alone_when_precision_counts():
-    found = radius.root_mean_square(
-        torch.tensor([0.1, 0.5, 0.9]), facts(spreads=[0.1, 0.0, 0.4]), {}, weigh="precision"
-    )
-    assert found["public/radius"] == pytest.approx(1.0), "no noise, hence no margin either"
+    found = radius.RootMeanSquare(weigh="precision")(torch.tensor([0.1, 0.5, 0.9]), facts(spreads=[0.1, 0.0, 0.4]))
+    assert found.public["radius"] == pytest.approx(1.0), "no noise, hence no margin either"
 
 
 def test_a_broken_answer_does_not_count_and_none_at_all_changes_nothing():
-    found = radius.root_mean_square(torch.tensor([math.nan, 0.1, 0.3]), facts(), {}, margin=0.0)
-    assert found["public/radius"] == pytest.approx(math.sqrt(2 * 0.2))
-    before = {"public/radius": 0.7}
-    assert radius.root_mean_square(torch.full((3,), math.nan), facts(), before) == before
-    assert radius.quantile(torch.full((3,), math.nan), facts(), before) == before
+    found = radius.RootMeanSquare(margin=0.0)(torch.tensor([math.nan, 0.1, 0.3]), facts())
+    assert found.public["radius"] == pytest.approx(math.sqrt(2 * 0.2))
+    before = ServerState(public={"radius": 0.7})
+    for rule in (radius.RootMeanSquare(), radius.Quantile()):
+        assert before.told(rule(torch.full((3,), math.nan), facts(public=before.public))) == before
 
 
 def test_a_run_without_privacy_has_no_radius():
-    assert radius.root_mean_square(torch.ones(3), facts(clip=math.inf), {}) == {}
-    assert radius.quantile(torch.ones(3), facts(clip=math.inf), {}) == {}
+    assert radius.RootMeanSquare()(torch.ones(3), facts(clip=math.inf)) == Told()
+    assert radius.Quantile()(torch.ones(3), facts(clip=math.inf)) == Told()
 
 
 def test_the_quantile_moves_geometrically_by_how_far_the_share_is_off():
     weights = np.array([100, 300, 600]) / 1000
     centred = np.array([0.1, -0.2, 0.3])
-    found = radius.quantile(torch.from_numpy(centred), facts(), {"public/radius": 1.5}, target=0.7, rate=0.2)
-    assert found["public/radius"] == pytest.approx(1.5 * math.exp(-0.2 * (weights @ (centred + 0.5) - 0.7)))
+    found = radius.Quantile(target=0.7, rate=0.2)(torch.from_numpy(centred), facts(public={"radius": 1.5}))
+    assert found.public["radius"] == pytest.approx(1.5 * math.exp(-0.2 * (weights @ (centred + 0.5) - 0.7)))
 
 
 def test_the_quantile_starts_at_the_clip_and_one_round_cannot_run_away():
-    found = radius.quantile(torch.full((3,), -1000.0), facts(), {})
-    assert found["public/radius"] == pytest.approx(2.0 * math.exp(0.2 * 0.5))
+    found = radius.Quantile()(torch.full((3,), -1000.0), facts())
+    assert found.public["radius"] == pytest.approx(2.0 * math.exp(0.2 * 0.5))
 
 
 def test_the_quantile_converges_to_the_quantile_from_far_away():
     """Exact answers: from 0.1× and 10× the median, 60 rounds end within 15 % of it (with noise: engine tests)."""
     norms = np.random.default_rng(0).lognormal(0.0, 1.0, 4000)
     for start in (0.1, 10.0):
-        known, state = facts(rows=1, clip=start, spreads=[0.0], sizes=[4000]), {}
+        told = {}
         for _ in range(60):
-            now = state.get("public/radius", start)
-            state = radius.quantile(torch.tensor([(norms <= now).mean() - 0.5]), known, state)
-        assert state["public/radius"] == pytest.approx(np.median(norms), rel=0.15)
+            known = facts(rows=1, clip=start, spreads=[0.0], sizes=[4000], public=told)
+            now = told.get("radius", start)
+            told = radius.Quantile()(torch.tensor([(norms <= now).mean() - 0.5]), known).public
+        assert told["radius"] == pytest.approx(np.median(norms), rel=0.15)
 
 
 @pytest.mark.parametrize(
-    ("function", "options"),
+    ("rule", "options"),
     [
-        (radius.root_mean_square, {"tau": 0.0}),
-        (radius.root_mean_square, {"floor": 0.0}),
-        (radius.root_mean_square, {"floor": 2.0}),
-        (radius.root_mean_square, {"weigh": "luck"}),
-        (radius.quantile, {"target": 1.0}),
-        (radius.quantile, {"rate": -1.0}),
+        (radius.RootMeanSquare, {"tau": 0.0}),
+        (radius.RootMeanSquare, {"floor": 0.0}),
+        (radius.RootMeanSquare, {"floor": 2.0}),
+        (radius.RootMeanSquare, {"weigh": "luck"}),
+        (radius.Quantile, {"target": 1.0}),
+        (radius.Quantile, {"rate": -1.0}),
     ],
 )
-def test_senseless_options_are_refused(function, options):
+def test_senseless_options_are_refused(rule, options):
     with pytest.raises(BadInput):
-        function(torch.ones(3), facts(), {}, **options)
+        rule(**options)
 
 
 def test_the_ball_projects_what_lies_outside_and_nothing_else():
-    inside, _, _ = radius.ball(torch.tensor([0.0, 1.0]), torch.tensor([0.5, 0.0]), {}, bound=2.0)
+    ball = after.ball(bound=2.0)
+    inside, _, _ = ball.take(torch.tensor([0.0, 1.0]), Outcome(torch.tensor([0.5, 0.0]), None), {})
     assert torch.equal(inside, torch.tensor([0.5, 1.0]))
-    outside, shown, _ = radius.ball(torch.tensor([0.0, 1.0]), torch.tensor([30.0, 39.0]), {}, bound=2.0)
+    outside, shown, _ = ball.take(torch.tensor([0.0, 1.0]), Outcome(torch.tensor([30.0, 39.0]), None), {})
     assert torch.allclose(outside, 2.0 * torch.tensor([0.6, 0.8]))
     assert shown is outside
 
 
 def test_the_output_iterate_is_the_mean_over_rounds_of_the_clients_mean_iterates():
     generator = torch.Generator().manual_seed(0)
-    weights, state, seen = torch.zeros(4), {}, []
+    weights, memory, state, seen = torch.zeros(4), {}, {}, []
     for _ in range(5):
         updates, iterates = torch.randn(2, 3, 4, generator=generator)
         shares = torch.tensor([0.1, 0.3, 0.6])
         seen.append(weights + shares @ iterates)
-        outcome = radius.averaged(updates, facts(iterate=iterates), state)
+        outcome = radius.averaged()(updates, facts(uploads={"iterate": iterates}), memory)
         assert torch.allclose(outcome.delta, shares @ updates, atol=1e-6)
-        weights, shown, state = radius.ball(weights, outcome.delta, outcome.state)
-        assert "iterate" not in state
+        memory = outcome.memory
+        weights, shown, state = after.ball().take(weights, outcome, state)
+        assert "iterate" not in memory
     assert torch.allclose(shown, torch.stack(seen).mean(0), atol=1e-5)
 
 
 def test_a_broken_iterate_is_refused_like_a_broken_update():
     iterates = torch.ones(3, 4)
     iterates[1] = math.nan
-    outcome = radius.averaged(torch.ones(3, 4), facts(iterate=iterates), {})
-    assert torch.isfinite(outcome.state["iterate"]).all()
+    outcome = radius.averaged()(torch.ones(3, 4), facts(uploads={"iterate": iterates}), {})
+    assert torch.isfinite(outcome.iterate).all()
 
 
 def test_averaging_iterates_needs_clients_that_send_them():
     with pytest.raises(BadInput, match="local = 'averaged'"):
-        radius.averaged(torch.ones(3, 4), facts(), {})
+        radius.averaged()(torch.ones(3, 4), facts(), {})
     with pytest.raises(BadInput, match="unknown"):
-        radius.averaged(torch.ones(3, 4), facts(iterate=torch.ones(3, 4)), {}, combine="luck")
+        radius.averaged(combine="luck")(torch.ones(3, 4), facts(uploads={"iterate": torch.ones(3, 4)}), {})

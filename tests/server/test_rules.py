@@ -3,22 +3,22 @@
 import json
 import math
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
+from sordino import methods
 from sordino.errors import BadInput
 from sordino.server import aggregate, projected, rules
-from sordino.server.facts import Facts
+from sordino.server.facts import Facts, Outcome
 
 LAYOUT = (("conv.weight", (4, 5, 3), 0), ("conv.bias", (4,), 60), ("fc.weight", (12, 10), 64))
 SIZE = 184
 LR, CLIP = 0.1, 1.0
 
 
-def facts_of(clients, *, epsilons=None, round_number=1, dimension=None, layout=(), **extra):
+def facts_of(clients, *, epsilons=None, round_number=1, dimension=None, layout=(), **more):
     """Facts of a round whose clients differ in size, batch, steps and noise, all by their number."""
     clients = np.asarray(clients, dtype=np.int64)
     numbers = clients.astype(float)
@@ -35,7 +35,7 @@ def facts_of(clients, *, epsilons=None, round_number=1, dimension=None, layout=(
         selection=np.ones(len(clients)),
         layout=layout,
         round=round_number,
-        extra={"lr": LR, "oracle_variances": variances, **extra},
+        **{"lr": LR, "true_variances": variances, "population": int(clients.max()) + 1, **more},
     )
 
 
@@ -51,6 +51,12 @@ def round_of(facts, *, dimension=4000, seed=0, reach=0.6):
     return torch.tensor(np.array(rows), dtype=torch.float32)
 
 
+def told(facts, outcome):
+    """The facts of the next round, with what the last one broadcast."""
+    public, each = {**facts.public, **outcome.told.public}, {**facts.each, **outcome.told.each}
+    return replace(facts, public=public, each=each)
+
+
 def combined(weights, updates):
     total = torch.zeros(updates.shape[1])
     for weight, row in zip(weights, updates):
@@ -60,29 +66,30 @@ def combined(weights, updates):
 
 @pytest.mark.parametrize("name", sorted(rules.RULES))
 def test_rules_are_pure_and_their_state_fits_a_checkpoint(name):
-    state = {}
+    state, outcome = {}, Outcome(torch.zeros(SIZE), None)
     for number in (1, 2, 3):
-        facts = facts_of(range(8), round_number=number, layout=LAYOUT)
+        facts = told(facts_of(range(8), round_number=number, layout=LAYOUT), outcome)
         updates = round_of(facts, dimension=SIZE, seed=number)
         copy, kept = updates.clone(), dict(state)
-        outcome = rules.RULES[name](updates, facts, state)
-        again = rules.RULES[name](updates, facts, state)
+        outcome = rules.RULES[name]()(updates, facts, state)
+        again = rules.RULES[name]()(updates, facts, state)
         assert torch.equal(updates, copy)
         assert {k: id(v) for k, v in state.items()} == {k: id(v) for k, v in kept.items()}
         assert torch.equal(outcome.delta, again.delta)
         assert outcome.delta.shape == (SIZE,)
         assert torch.isfinite(outcome.delta).all()
-        json.dumps({k: v for k, v in outcome.state.items() if not isinstance(v, torch.Tensor)})
+        for held in (outcome.memory, outcome.told.public, outcome.told.each):
+            json.dumps({k: v for k, v in held.items() if not isinstance(v, torch.Tensor)})
         json.dumps(outcome.diagnostics)
         if outcome.weights is not None:
             torch.testing.assert_close(outcome.delta, combined(outcome.weights, updates), rtol=1e-4, atol=1e-6)
-        state = outcome.state
+        state = outcome.memory
 
 
 @pytest.mark.parametrize("name", sorted(set(rules.RULES) - {"pfa", "pfa-plus", "random-effects"}))
 def test_weights_are_a_distribution(name):
     facts = facts_of(range(8))
-    weights = rules.RULES[name](round_of(facts), facts, {}).weights
+    weights = rules.RULES[name]()(round_of(facts), facts, {}).weights
     assert (weights >= 0).all()
     assert weights.sum() == pytest.approx(1.0)
 
@@ -101,7 +108,7 @@ def test_known_weights_by_loops():
     norms = [sum(float(x) ** 2 for x in row) for row in updates]
     expected["column-norm"] = [(1 / n) / sum(1 / m for m in norms) for n in norms]
     for name, weights in expected.items():
-        outcome = rules.RULES[name](updates, facts, {})
+        outcome = rules.RULES[name]()(updates, facts, {})
         np.testing.assert_allclose(outcome.weights, weights, rtol=1e-5, err_msg=name)
         torch.testing.assert_close(outcome.delta, combined(weights, updates), rtol=1e-4, atol=1e-6)
 
@@ -112,27 +119,27 @@ def test_importance_weights_of_the_selection_enter_plain_averages():
 
     facts = replace(facts, selection=np.array([0.5, 2.0]))
     updates = round_of(facts)
-    np.testing.assert_allclose(rules.uniform(updates, facts, {}).weights, [0.25, 1.0])
-    np.testing.assert_allclose(rules.data_weighted(updates, facts, {}).weights, [0.5 * 100 / 250, 2 * 150 / 250])
+    np.testing.assert_allclose(rules.uniform()(updates, facts, {}).weights, [0.25, 1.0])
+    np.testing.assert_allclose(rules.data_weighted()(updates, facts, {}).weights, [0.5 * 100 / 250, 2 * 150 / 250])
 
 
 def test_public_data_takes_all_of_weiavg():
     facts = facts_of([0, 1, 2], epsilons=[1.0, np.inf, 5.0])
-    assert rules.weiavg(round_of(facts), facts, {}).weights.tolist() == [0.0, 1.0, 0.0]
+    assert rules.weiavg()(round_of(facts), facts, {}).weights.tolist() == [0.0, 1.0, 0.0]
 
 
 def test_optimum_needs_a_simulation():
     facts = facts_of([0, 1])
-    facts.extra.pop("oracle_variances")
+    facts = replace(facts, true_variances=None)
     with pytest.raises(BadInput, match="only a simulation knows"):
-        rules.optimum(round_of(facts), facts, {})
+        rules.optimum()(round_of(facts), facts, {})
 
 
 def test_noise_power_is_shown_for_every_rule_with_weights():
     facts = facts_of(range(8))
     updates = round_of(facts)
     for name in ("uniform", "robust-hdp", "optimum"):
-        outcome = rules.RULES[name](updates, facts, {})
+        outcome = rules.RULES[name]()(updates, facts, {})
         power = sum(w * w * v / LR**2 for w, v in zip(outcome.weights, facts.variances))
         assert outcome.diagnostics["noise_power"] == pytest.approx(power)
         assert outcome.diagnostics["least_noise_power"] <= power * (1 + 1e-9)
@@ -140,18 +147,22 @@ def test_noise_power_is_shown_for_every_rule_with_weights():
 
 
 def test_unknown_options_are_refused_with_those_that_exist():
-    facts = facts_of([0, 1])
-    with pytest.raises(BadInput, match="robust-hdp has no option 'evry': use every, rows"):
-        rules.robust_hdp(round_of(facts), facts, {}, evry=3)
+    def study(name, **options):
+        return methods.get("dp-fedavg", {"aggregate": {"name": name, **options}})
+
+    with pytest.raises(BadInput, match="'robust-hdp' has no option 'evry': did you mean 'every'"):
+        study("robust-hdp", evry=3)
+    with pytest.raises(BadInput, match="'robust-hdp' has no option 'xyz': use every, rows"):
+        study("robust-hdp", xyz=3)
     with pytest.raises(BadInput, match="it has none"):
-        rules.uniform(round_of(facts), facts, {}, every=3)
+        study("uniform", every=3)
 
 
 class TestRobustHdp:
     def test_weights_are_those_of_the_column_matrix(self):
         facts = facts_of(range(8))
         updates = round_of(facts)
-        outcome = rules.robust_hdp(updates, facts, {})
+        outcome = rules.robust_hdp()(updates, facts, {})
         np.testing.assert_allclose(outcome.weights, aggregate.robust_hdp(updates.T), rtol=1e-4)
         assert outcome.diagnostics["converged"]
         assert len(outcome.diagnostics["low_rank_singular_values"]) == 8
@@ -159,11 +170,11 @@ class TestRobustHdp:
         np.testing.assert_allclose(outcome.diagnostics["update_singular_values"], top, rtol=1e-3)
 
     def test_every_third_round_estimates_and_the_others_remember(self):
-        rule, state, weights = partial(rules.robust_hdp, every=3), {}, []
+        rule, state, weights = rules.robust_hdp(every=3), {}, []
         for number in range(1, 6):
             facts = facts_of(range(8), round_number=number)
             outcome = rule(round_of(facts, seed=number), facts, state)
-            state = outcome.state
+            state = outcome.memory
             weights.append(outcome.weights)
         np.testing.assert_allclose(weights[0], weights[1])
         np.testing.assert_allclose(weights[0], weights[2])
@@ -174,25 +185,24 @@ class TestRobustHdp:
         from dataclasses import replace
 
         facts = facts_of(range(8))
-        first = rules.robust_hdp(round_of(facts), facts, {}, every=10)
+        first = rules.robust_hdp(every=10)(round_of(facts), facts, {})
         later = replace(facts, round=2, variances=facts.variances / 100)
-        second = rules.robust_hdp(round_of(facts) / 10, later, first.state, every=10)
+        second = rules.robust_hdp(every=10)(round_of(facts) / 10, later, first.memory)
         np.testing.assert_allclose(
             second.diagnostics["estimated_variances"], np.array(first.diagnostics["estimated_variances"]) / 100
         )
 
     def test_a_client_seen_for_the_first_time_asks_for_an_estimate(self):
         facts = facts_of([0, 1, 2, 4])
-        first = rules.robust_hdp(round_of(facts), facts, {}, every=10)
+        first = rules.robust_hdp(every=10)(round_of(facts), facts, {})
         known = facts_of([2, 4, 1], round_number=2)
-        assert "converged" not in rules.robust_hdp(round_of(known), known, first.state, every=10).diagnostics
+        assert "converged" not in rules.robust_hdp(every=10)(round_of(known), known, first.memory).diagnostics
         new = facts_of([2, 3, 1], round_number=2)
-        assert "converged" in rules.robust_hdp(round_of(new), new, first.state, every=10).diagnostics
+        assert "converged" in rules.robust_hdp(every=10)(round_of(new), new, first.memory).diagnostics
 
     def test_senseless_options_are_refused(self):
-        facts = facts_of([0, 1])
         with pytest.raises(BadInput, match="every"):
-            rules.robust_hdp(round_of(facts), facts, {}, every=0)
+            rules.robust_hdp(every=0)
 
 
 class TestFactorHdp:
@@ -200,8 +210,8 @@ class TestFactorHdp:
         state, off = {}, []
         for number in range(1, 7):
             facts = facts_of(range(10), round_number=number)
-            outcome = rules.factor_hdp(round_of(facts, dimension=600, seed=number), facts, state, rounds=4)
-            state = outcome.state
+            outcome = rules.factor_hdp(rounds=4)(round_of(facts, dimension=600, seed=number), facts, state)
+            state = outcome.memory
             estimates = np.array(outcome.diagnostics["estimated_variances"])
             own = facts.variances + (0.4 * 0.6 * LR * CLIP * facts.steps) ** 2 / 600  # what no one shares is noise
             off.append(np.abs(np.log(estimates / own)).mean())
@@ -215,20 +225,20 @@ class TestFactorHdp:
         state = {}
         for number, who in enumerate(([0, 1, 2, 3, 4], [3, 9, 4, 1, 7], [0, 7, 9, 2, 5]), start=1):
             facts = facts_of(who, round_number=number)
-            outcome = rules.factor_hdp(round_of(facts, seed=number), facts, state)
-            state = outcome.state
+            outcome = rules.factor_hdp()(round_of(facts, seed=number), facts, state)
+            state = outcome.memory
         own = facts.variances + (0.4 * 0.6 * LR * CLIP * facts.steps) ** 2 / 4000
         np.testing.assert_allclose(outcome.diagnostics["estimated_variances"], own, rtol=0.2)
 
     def test_too_few_clients_are_weighed_as_they_declare(self):
         facts = facts_of([0, 4, 6])
-        outcome = rules.factor_hdp(round_of(facts), facts, {})
-        np.testing.assert_allclose(outcome.weights, rules.declared_variance(round_of(facts), facts, {}).weights)
+        outcome = rules.factor_hdp()(round_of(facts), facts, {})
+        np.testing.assert_allclose(outcome.weights, rules.declared_variance()(round_of(facts), facts, {}).weights)
         assert "declared" in outcome.diagnostics["fallback"]
 
     def test_virtual_copies_of_a_client_are_rows_like_others(self):
         facts = facts_of([0, 1, 1, 2, 3, 4])
-        outcome = rules.factor_hdp(round_of(facts), facts, {})
+        outcome = rules.factor_hdp()(round_of(facts), facts, {})
         assert outcome.weights.sum() == pytest.approx(1.0)
         assert outcome.weights[1] == pytest.approx(outcome.weights[2], rel=0.2)
 
@@ -237,7 +247,7 @@ class TestRandomEffects:
     def test_the_first_round_is_that_of_the_column_matrix_with_the_length_of_a_plain_average(self):
         facts = facts_of(range(8))
         updates = round_of(facts)
-        outcome = rules.random_effects(updates, facts, {})
+        outcome = rules.random_effects()(updates, facts, {})
         shares = facts.sizes / facts.sizes.sum()
         plain = aggregate.random_effects(updates.T, facts.variances, steps=facts.steps, shares=shares)
         np.testing.assert_allclose(outcome.weights / outcome.weights.sum(), plain, rtol=1e-4)
@@ -256,8 +266,8 @@ class TestRandomEffects:
             per_step = updates.double().numpy() / facts.steps[:, None]
             variances = facts.variances / facts.steps**2
             history.append(per_step @ per_step.T / updates.shape[1] - np.diag(variances))
-            outcome = rules.random_effects(updates, facts, state, memory=0.5)
-            state = outcome.state
+            outcome = rules.random_effects(memory=0.5)(updates, facts, state)
+            state = outcome.memory
         ages = 0.5 ** np.arange(4)[::-1]
         average = sum(a * g for a, g in zip(ages, history)) / ages.sum()
         worth = ages.sum() ** 2 / (ages**2).sum()
@@ -269,10 +279,10 @@ class TestRandomEffects:
         state = {}
         for number, who in enumerate(([0, 1, 2], [5, 1], [7], [2, 2, 5, 0]), start=1):
             facts = facts_of(who, round_number=number)
-            outcome = rules.random_effects(round_of(facts), facts, state)
+            outcome = rules.random_effects()(round_of(facts), facts, state)
             assert np.isfinite(outcome.weights).all()
             assert (outcome.weights >= 0).all()
-            state = outcome.state
+            state = outcome.memory
 
     LAYERS = (("a.weight", (1500,), 0), ("a.bias", (500,), 1500), ("b.weight", (2000,), 2000))
 
@@ -281,11 +291,11 @@ class TestRandomEffects:
         for number in (1, 2, 3):
             facts = facts_of(range(6), layout=self.LAYERS, round_number=number)
             updates = round_of(facts, seed=number)
-            outcome = rules.random_effects(updates, facts, state, per_layer=True)
-            state = outcome.state
+            outcome = rules.random_effects(per_layer=True)(updates, facts, state)
+            state = outcome.memory
             for name, part in (("a", slice(0, 2000)), ("b", slice(2000, 4000))):
-                alone = rules.random_effects(updates[:, part], replace(facts, layout=()), apart[name])
-                apart[name] = alone.state
+                alone = rules.random_effects()(updates[:, part], replace(facts, layout=()), apart[name])
+                apart[name] = alone.memory
                 torch.testing.assert_close(outcome.delta[part], alone.delta, rtol=1e-4, atol=1e-6)
                 assert outcome.diagnostics["layers"][name]["votes"] == pytest.approx(alone.diagnostics["votes"])
 
@@ -297,31 +307,31 @@ class TestRandomEffects:
         generator = torch.Generator().manual_seed(0)
         noise = torch.randn(6, 4000, generator=generator) * torch.from_numpy(facts.variances).float().sqrt()[:, None]
         noise[:, 2000:] += torch.randn(6, 2000, generator=generator)
-        found = rules.random_effects(noise, facts, {}, per_layer=True, horizon=1.0).diagnostics["layers"]
+        found = rules.random_effects(per_layer=True, horizon=1.0)(noise, facts, {}).diagnostics["layers"]
         assert max(found["a"]["votes"]) > 0.9
         assert max(found["b"]["votes"]) < 0.4
-        whole = rules.random_effects(noise, facts, {}, horizon=1.0).diagnostics["votes"]
+        whole = rules.random_effects(horizon=1.0)(noise, facts, {}).diagnostics["votes"]
         assert max(whole) < 0.5, "together, the layer that clients differ about decides for both"
 
     def test_noise_power_of_layers_is_the_mean_over_coordinates(self):
         facts = facts_of(range(6), layout=self.LAYERS)
-        outcome = rules.random_effects(round_of(facts), facts, {}, per_layer=True, per_step=False)
+        outcome = rules.random_effects(per_layer=True, per_step=False)(round_of(facts), facts, {})
         votes = {name: np.array(one["votes"]) for name, one in outcome.diagnostics["layers"].items()}
         power = [float(votes[name] ** 2 @ facts.variances) for name in ("a", "b")]
-        rate = float(facts.extra.get("lr", 1.0))
+        rate = facts.lr
         assert outcome.diagnostics["noise_power"] == pytest.approx(np.mean(power) / rate**2, rel=1e-6)
 
     @pytest.mark.parametrize("options", [{"noise": "factor"}, {"spread_by": "structured"}, {"per_step": False}])
     def test_variants_run(self, options):
         facts = facts_of(range(8))
-        outcome = rules.random_effects(round_of(facts), facts, {}, **options)
+        outcome = rules.random_effects(**options)(round_of(facts), facts, {})
         assert sum(outcome.diagnostics["votes"]) == pytest.approx(1.0)
 
     @pytest.mark.parametrize("options", [{"noise": "guess"}, {"memory": 1.0}, {"spread_by": "x"}])
     def test_senseless_options_are_refused(self, options):
         facts = facts_of([0, 1])
         with pytest.raises(BadInput, match=next(iter(options))):
-            rules.random_effects(round_of(facts), facts, {}, **options)
+            rules.random_effects(**options)(round_of(facts), facts, {})
 
 
 class TestPfa:
@@ -346,14 +356,14 @@ class TestPfa:
     def test_equals_the_projection_by_full_svd_per_tensor(self, k):
         facts = facts_of(range(6), epsilons=self.EPSILONS, layout=LAYOUT)
         updates = round_of(facts, dimension=SIZE)
-        outcome = rules.pfa(updates, facts, {}, directions=k)
+        outcome = rules.pfa(directions=k)(updates, facts, {})
         assert outcome.diagnostics["public"] == [3, 4, 5]
         np.testing.assert_allclose(outcome.delta, self.plain(updates, self.EPSILONS, [3, 4, 5], k), atol=1e-6)
 
     def test_one_public_client_is_its_own_direction(self):
         facts = facts_of(range(6), epsilons=self.EPSILONS, layout=LAYOUT)
         updates = round_of(facts, dimension=SIZE)
-        outcome = rules.pfa(updates, facts, {}, split="top-share", share=0.1)
+        outcome = rules.pfa(split="top-share", share=0.1)(updates, facts, {})
         assert outcome.diagnostics["public"] == [4]
         np.testing.assert_allclose(outcome.delta, self.plain(updates, self.EPSILONS, [4], 1), atol=1e-6)
 
@@ -364,14 +374,14 @@ class TestPfa:
         assert rows(np.full(4, 2.0), "mixture", 0.1).all()
         assert rows(np.arange(1.0, 21.0), "top-share", 0.1).nonzero()[0].tolist() == [18, 19]
         with pytest.raises(BadInput, match="split"):
-            rows(np.array([1.0, 2.0]), "halves", 0.1)
+            rules.pfa(split="halves")
         with pytest.raises(BadInput, match="share"):
-            rows(np.array([1.0, 2.0]), "top-share", 1.5)
+            rules.pfa_plus(split="top-share", share=1.5)
 
     def test_equal_budgets_are_a_plain_average(self):
         facts = facts_of(range(4), epsilons=[2.0] * 4)
         updates = round_of(facts)
-        torch.testing.assert_close(rules.pfa(updates, facts, {}).delta, updates.mean(0), rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(rules.pfa()(updates, facts, {}).delta, updates.mean(0), rtol=1e-4, atol=1e-6)
 
 
 class TestPfaPlus:
@@ -379,10 +389,10 @@ class TestPfaPlus:
 
     def test_warms_up_as_pfa_and_then_projects_on_the_basis_of_the_round_before(self):
         first, second = (round_of(self.FACTS, dimension=SIZE, seed=seed) for seed in (1, 2))
-        warm = rules.pfa_plus(first, self.FACTS, {}, directions=2)
-        torch.testing.assert_close(warm.delta, rules.pfa(first, self.FACTS, {}, directions=2).delta)
-        basis = warm.state[projected.BASIS]
-        outcome = rules.pfa_plus(second, self.FACTS, warm.state, directions=2)
+        warm = rules.pfa_plus(directions=2)(first, self.FACTS, {})
+        torch.testing.assert_close(warm.delta, rules.pfa(directions=2)(first, self.FACTS, {}).delta)
+        basis = warm.told.public["basis"]
+        outcome = rules.pfa_plus(directions=2)(second, told(self.FACTS, warm), warm.memory)
         private = (0.5 * second[0] + 0.6 * second[1] + 0.4 * second[2]) / 1.5
         public = (5.0 * second[3] + 6.0 * second[4] + 5.5 * second[5]) / 16.5
         centre = second[3:].mean(0)
@@ -395,39 +405,44 @@ class TestPfaPlus:
     def test_coefficients_are_enough(self):
         """Private rows that hold only what k numbers per tensor say give the very same step."""
         first, second = (round_of(self.FACTS, dimension=SIZE, seed=seed) for seed in (1, 2))
-        state = rules.pfa_plus(first, self.FACTS, {}, directions=2).state
-        sent = projected.coefficients(second[:3], state[projected.BASIS], LAYOUT)
+        known = told(self.FACTS, rules.pfa_plus(directions=2)(first, self.FACTS, {}))
+        sent = projected.coefficients(second[:3], known.public["basis"], LAYOUT)
         assert sent.shape == (3, 2 * len(LAYOUT))
-        rows = torch.cat([projected.expand(sent, state[projected.BASIS], LAYOUT), second[3:]])
-        whole, short = (rules.pfa_plus(u, self.FACTS, state, directions=2).delta for u in (second, rows))
+        rows = torch.cat([projected.expand(sent, known.public["basis"], LAYOUT), second[3:]])
+        whole, short = (rules.pfa_plus(directions=2)(u, known, {}).delta for u in (second, rows))
         torch.testing.assert_close(short, whole, rtol=1e-4, atol=1e-6)
 
     def test_what_a_client_uploads_is_what_it_was_told_and_a_broken_one_is_refused(self):
         first, second = (round_of(self.FACTS, dimension=SIZE, seed=seed) for seed in (1, 2))
-        state = rules.pfa_plus(first, self.FACTS, {}, directions=2).state
-        assert state[projected.PRIVATE][:, 0].tolist() == [1.0, 1.0, 1.0, 0.0, 0.0, 0.0]
-        sent = projected.coefficients(second, state[projected.BASIS], LAYOUT)
+        rule = rules.pfa_plus(directions=2)
+        known = told(self.FACTS, rule(first, self.FACTS, {}))
+        assert known.each["private"][:, 0].tolist() == [1.0, 1.0, 1.0, 0.0, 0.0, 0.0]
+        sent = projected.coefficients(second, known.public["basis"], LAYOUT)
         sent[3:], rows = 0.0, second.clone()
         rows[:3] = 0.0
-        whole = rules.pfa_plus(second, self.FACTS, state, directions=2).delta
-        heard = replace(self.FACTS, extra={**self.FACTS.extra, "coefficients": sent})
-        torch.testing.assert_close(rules.pfa_plus(rows, heard, state, directions=2).delta, whole, rtol=1e-4, atol=1e-6)
+        whole = rule(second, known, {}).delta
+        heard = replace(known, uploads={"coefficients": sent})
+
+        def received():
+            return rule(rule.receive({"update": rows, "coefficients": sent}, heard), heard, {})
+
+        torch.testing.assert_close(received().delta, whole, rtol=1e-4, atol=1e-6)
         sent[1] = math.nan
-        assert torch.isfinite(rules.pfa_plus(rows, heard, state, directions=2).delta).all()
+        assert torch.isfinite(received().delta).all()
+        assert "client 1 refused" in received().diagnostics["log"][0]
 
     def test_the_basis_is_orthonormal_in_every_tensor_or_zero(self):
-        basis = rules.pfa_plus(round_of(self.FACTS, dimension=SIZE), self.FACTS, {}, directions=3).state[
-            projected.BASIS
-        ]
+        basis = rules.pfa_plus(directions=3)(round_of(self.FACTS, dimension=SIZE), self.FACTS, {}).told.public["basis"]
         for part in projected.tensors(LAYOUT, SIZE):
             inner = basis[part].T @ basis[part]
             expected = torch.diag(torch.tensor([1.0, 1.0, 0.0]))  # three centred updates have two directions
             torch.testing.assert_close(inner, expected, rtol=1e-4, atol=1e-5)
 
     def test_a_round_without_public_clients_keeps_the_basis(self):
-        state = rules.pfa_plus(round_of(self.FACTS, dimension=SIZE), self.FACTS, {}).state
-        alone = facts_of([0], epsilons=[0.5], layout=LAYOUT, round_number=2)
-        outcome = rules.pfa_plus(round_of(alone, dimension=SIZE), alone, state)
+        before = rules.pfa_plus()(round_of(self.FACTS, dimension=SIZE), self.FACTS, {})
+        alone = told(facts_of([0], epsilons=[0.5], layout=LAYOUT, round_number=2), before)
+        outcome = rules.pfa_plus()(round_of(alone, dimension=SIZE), alone, before.memory)
         assert torch.isfinite(outcome.delta).all()
+        assert torch.equal(outcome.told.public["basis"], before.told.public["basis"])
         with pytest.raises(BadInput, match="directions"):
-            rules.pfa_plus(round_of(self.FACTS, dimension=SIZE), self.FACTS, {}, directions=0)
+            rules.pfa_plus(directions=0)

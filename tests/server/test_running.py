@@ -54,16 +54,16 @@ def agree(a, b) -> None:
         assert a.diagnostics[name] == pytest.approx(b.diagnostics[name])
 
 
-RULES = [rules.data_weighted, rules.uniform, rules.weiavg]
+RULES = [rules.data_weighted(), rules.uniform(), rules.weiavg()]
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 def test_honest_uploads(rule):
     known = facts()
     agree(added(rule, known, updates(known)), rule(updates(known), known, {}))
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 def test_broken_and_poisoned_uploads_are_refused_and_bounded_alike(rule):
     known, matrix = facts(), updates(facts())
     matrix[2, 7], matrix[6] = math.nan, math.inf
@@ -77,19 +77,19 @@ def test_broken_and_poisoned_uploads_are_refused_and_bounded_alike(rule):
 
 def test_no_usable_upload_leaves_the_model_as_it_is():
     known = facts()
-    found = added(rules.data_weighted, known, torch.full((ROWS, WIDTH), math.nan))
+    found = added(rules.data_weighted(), known, torch.full((ROWS, WIDTH), math.nan))
     assert found.delta.shape == (WIDTH,)
     assert not found.delta.any()
 
 
 def test_rules_that_look_at_updates_keep_their_matrix():
-    assert Running.of(rules.robust_hdp, facts(), WIDTH) is None
-    assert Running.of(rules.declared_variance, facts(), WIDTH) is None
+    assert Running.of(rules.robust_hdp(), facts(), WIDTH) is None
+    assert Running.of(rules.declared_variance(), facts(), WIDTH) is None
 
 
 def test_without_noise_nothing_bounds_a_row_in_advance_so_the_matrix_is_kept():
     silent = facts(noises=np.zeros(ROWS), variances=np.zeros(ROWS))
-    assert Running.of(rules.data_weighted, silent, WIDTH) is None
+    assert Running.of(rules.data_weighted(), silent, WIDTH) is None
 
 
 def test_refusing_everyone_who_counted_is_an_error_not_a_wrong_sum():
@@ -98,7 +98,7 @@ def test_refusing_everyone_who_counted_is_an_error_not_a_wrong_sum():
     matrix = updates(known)
     matrix[0] = math.nan
     with pytest.raises(SordinoError, match="counted most were refused"):
-        added(rules.weiavg, known, matrix)
+        added(rules.weiavg(), known, matrix)
 
 
 def test_norms_of_rows_are_right_where_float32_is_not():
