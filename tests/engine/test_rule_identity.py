@@ -1,6 +1,7 @@
 """Two rules of one name are two rules: in a stack, and when a run goes on."""
 
 import json
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -8,9 +9,14 @@ import pytest
 import torch
 
 import sordino as sd
-from sordino.client.clip import Clip
+from sordino.client import local
+from sordino.client.ask import bounded_loss
+from sordino.client.clip import Clip, automatic, flat, moving
 from sordino.errors import BadInput
+from sordino.methods import asking, selection
 from sordino.methods.identity import identities, identity
+from sordino.server import after, fair, rules
+from sordino.server.facts import Outcome, Told
 from sordino.study.many import train_together
 from sordino.study.run import prepare
 
@@ -146,3 +152,107 @@ def test_folders_that_say_nothing_of_rules_still_go_on(clients, tmp_path, caplog
     (tmp_path / "study.json").write_text(json.dumps(about))
     assert sd.train(clients, "logistic", scaled(1.0), out=tmp_path, resume=True, **SETTINGS).result
     assert "version" not in caplog.text
+
+
+# Parts that a factory made, and what became of them
+
+
+def test_stacked_runs_keep_apart_a_rule_and_what_replace_made_of_it(clients):
+    """``replace`` keeps the name and the label of the factory: neither says what the changed value does."""
+    changed = replace(flat(), factors=lambda losses, norms, public: torch.full_like(norms, 0.01))
+    assert changed.name == flat().name
+    assert changed.made == flat().made
+    both = [sd.Method("mine"), sd.Method("mine", clip=changed)]
+    ready = [prepare(clients, "logistic", method, 0, None, SETTINGS) for method in both]
+    alone = [sd.train(clients, "logistic", method, **SETTINGS) for method in both]
+    for one, other in zip(train_together(ready, "cpu"), alone):
+        np.testing.assert_allclose(weights(one), weights(other), atol=1e-5)
+    assert np.abs(weights(alone[0]) - weights(alone[1])).max() > 1e-3, "they do differ"
+
+
+def _mean(updates, facts, memory):
+    return Outcome(updates.mean(0), None, memory)
+
+
+def shown(one) -> str:
+    return one.__name__ if callable(one) else ", ".join(one)
+
+
+CHANGED = [
+    (flat, {"factors": by_global}),
+    (flat, {"bound": lambda public: 2 * public["clip"]}),
+    (local.sgd, {"update": lambda params, state, gradient, public: (params, state)}),
+    (local.scaffold, {"state": ("control", "more")}),
+    (rules.data_weighted, {"combine": _mean}),
+    (rules.robust_hdp, {"combine": _mean}),
+    (rules.robust_hdp, {"refuse_small": False}),
+    (after.ema, {"take": lambda weights, outcome, memory: (weights, weights, memory)}),
+    (selection.unbiased, {"schedule": lambda setting: None}),
+    (selection.power_of_choice, {"choose": lambda asked: asked.clients}),
+    (asking.loss, {"share": 0.3}),
+    (asking.loss, {"conclude": lambda answers, facts: Told()}),
+    (asking.squared_norm, {"question": bounded_loss()}),
+    (bounded_loss, {"values": lambda losses, norms, public: losses}),
+]
+
+
+@pytest.mark.parametrize(("factory", "change"), CHANGED, ids=shown)
+def test_a_part_that_replace_changed_is_not_what_its_factory_made(factory, change):
+    made, other = factory(), replace(factory(), **change)
+    assert made.made is not None
+    assert made.made.still(made)
+    assert not other.made.still(other)
+    for here in (False, True):
+        assert identity(other, here) != identity(made, here)
+
+
+def test_the_label_of_another_part_does_not_lend_its_identity():
+    mine = Clip("flat", by_global, lambda public: public["clip"])
+    assert identity(replace(mine, made=flat().made)) != identity(flat())
+
+
+def test_a_run_does_not_go_on_with_a_part_that_replace_changed(clients, tmp_path):
+    changed = replace(flat(), factors=lambda losses, norms, public: torch.full_like(norms, 0.01))
+    with pytest.raises(Interrupted):
+        sd.train(clients, "logistic", sd.Method("mine"), out=tmp_path, callbacks=[stop], **SETTINGS)
+    with pytest.raises(BadInput, match="another clip, of the same name but with other code"):
+        sd.train(clients, "logistic", sd.Method("mine", clip=changed), out=tmp_path, resume=True, **SETTINGS)
+
+
+EXPLICIT = [
+    (rules.robust_hdp, {"every": 1}, {"every": 2}),
+    (rules.factor_hdp, {"rounds": 5, "rank": None}, {"rank": 1}),
+    (rules.pfa, {"directions": 1, "split": "mixture"}, {"directions": 2}),
+    (fair.scaffold, {"combine": "data-weighted"}, {"combine": "uniform"}),
+    (after.ema, {"decay": 0.9, "lr": 1.0}, {"decay": 0.8}),
+    (after.ball, {"bound": None}, {"bound": 1.0}),
+    (automatic, {"gamma": 0.01}, {"gamma": 0.02}),
+    (local.fedprox, {"mu": 0.1}, {"mu": 0.2}),
+    (selection.power_of_choice, {"candidates": None, "headroom": 2.0}, {"headroom": 3.0}),
+    (selection.privacy_aware, {"headroom": 1.0}, {"headroom": 1.5}),
+    (asking.loss, {"batch": "own", "kappa": 2.5}, {"kappa": 3.0}),
+    (asking.squared_norm, {"share": 0.1}, {"share": 0.2}),
+    (asking.squared_norm, {"tau": 1.0, "weigh": "clients"}, {"tau": 2.0}),
+    (asking.under_radius, {"target": 0.5}, {"target": 0.7}),
+    (bounded_loss, {"start": 2.5}, {"start": 3.0}),
+]
+
+
+@pytest.mark.parametrize(("factory", "defaults", "others"), EXPLICIT, ids=shown)
+def test_the_identity_of_a_built_in_part_is_its_factory_and_options_given_or_not(factory, defaults, others):
+    assert identity(factory()) == identity(factory())
+    assert identity(factory(**defaults)) == identity(factory())
+    assert identity(factory(**others)) != identity(factory())
+    assert identity(factory(**others)) == identity(factory(**others))
+
+
+def test_the_order_of_options_does_not_matter():
+    ways = [{"every": 2, "rows": 100}, {"rows": 100, "every": 2}]
+    assert len({identity(rules.robust_hdp(**one)) for one in ways}) == 1
+    ways = [{"tau": 2.0, "floor": 0.1}, {"floor": 0.1, "tau": 2.0}]
+    assert len({identity(asking.squared_norm(**one)) for one in ways}) == 1
+
+
+def test_factories_with_equal_options_are_told_apart():
+    made = [rules.uniform(), rules.data_weighted(), rules.weiavg(), rules.optimum(), flat(), moving(), local.sgd()]
+    assert len({identity(one) for one in made}) == len(made)
