@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
-import pyarrow.parquet
 
-from sordino.data.columns import Table, csv_header, numbers, read_table, words
+from sordino.data.encode import numbers, read_table, words
 from sordino.data.own import client_files, kind_of
 from sordino.data.schema import MISSING
 from sordino.errors import BadInput
@@ -42,75 +41,64 @@ def draft_schema(path: str | Path) -> str:
     do.
     """
     file = client_files(Path(path))[0]
-    lines = [_HEADER.format(file=file.name)]
-    lines += _for_arrays(file) if kind_of(file) == "npz" else _for_table(file)
-    return "\n".join(lines) + "\n"
+    drafted = _of_arrays(file) if kind_of(file) == "npz" else _of_table(file)
+    return "\n".join([_HEADER.format(file=file.name), *drafted]) + "\n"
 
 
-def _for_arrays(file: Path) -> list[str]:
+def _of_arrays(file: Path) -> list[str]:
     """The schema of an NPZ file: labels and the range of the entries."""
     try:
         with np.load(file, allow_pickle=False) as content:
             x, y = np.asarray(content["x"], dtype=np.float64), content["y"]
     except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
         raise BadInput(f"{file} cannot be read as npz with numeric x and y: {error}") from None
-    lines = [f"# x: {len(x)} records of shape {list(x.shape[1:])}"]
-    distinct = np.unique(y)
-    if np.issubdtype(distinct.dtype, np.floating) and len(distinct) > MOST_CLASSES:
-        lines += ['task = "regression"', f"range = {_range(y.astype(np.float64))}"]
-    else:
-        lines += ['task = "classification"', f"classes = {_list(distinct.tolist())}"]
-    return [*lines, f"values = {_range(x[np.isfinite(x)])}  # the range of the entries of x, scaled to 0 … 1"]
+    labels = np.unique(y).tolist()
+    return [
+        f"# x: {len(x)} records of shape {list(x.shape[1:])}",
+        *_task(labels, y if np.issubdtype(y.dtype, np.floating) else None),
+        f"values = {_range(x[np.isfinite(x)])}  # the range of the entries of x, scaled to 0 … 1",
+    ]
 
 
-def _for_table(file: Path) -> list[str]:
-    """The schema of a CSV or Parquet file."""
+def _of_table(file: Path) -> list[str]:
+    """The schema of a CSV or Parquet file: every column numeric where all its cells are numbers, else categorical."""
     delimiter = _delimiter(file)
-    names = csv_header(file, delimiter) if kind_of(file) != "parquet" else pyarrow.parquet.read_schema(file).names
-    table = read_table(file, names, delimiter)
-    target = next((name for wanted in TARGETS for name in names if name.lower() == wanted), names[-1])
-    lines = [f"target = {_text(target)}  # a guess: is this what the model should predict?", *_target(table, target)]
-    if delimiter != ",":
-        lines.append(f"delimiter = {_text(delimiter)}")
-    lines.append('scale = "unit"  # numbers become 0 … 1; "signed" for −1 … 1')
-    numeric, categorical, fill = [], [], []
-    for name in names:
+    columns = read_table(file, None, delimiter).columns
+    target = next((name for wanted in TARGETS for name in columns if name.lower() == wanted), [*columns][-1])
+    task, numeric, categorical, fill = [], [], [], []
+    for name, column in columns.items():
+        values, absent, wrong = numbers(column, MISSING)
+        there = values[~absent]
         if name == target:
-            continue
-        values, absent, wrong = numbers(table.columns[name], MISSING)
-        if not wrong.any() and not absent.all():
-            numeric.append(f"{_text(name)} = {_range(values[~absent])}")
+            task = _task(_distinct(column), None if wrong.any() else there)
+        elif there.size and not wrong.any():
+            numeric.append(f"{_toml(name)} = {_range(there)}")
             if absent.any():
-                middle = float(np.mean([values[~absent].min(), values[~absent].max()]))
-                fill.append(f"{_text(name)} = {middle!r}  # stands in for missing cells: choose a public constant")
+                middle = float(np.mean([there.min(), there.max()]))
+                fill.append(f"{_toml(name)} = {middle!r}  # stands in for missing cells: choose a public constant")
         else:
-            categorical.append(_categories(table, name))
+            found = _distinct(column)
+            told = f"{len(found)} distinct values, perhaps a name or an identifier" if found else "it has no values"
+            out = f"# {_toml(name)} is left out: {told}"
+            categorical.append(f"{_toml(name)} = {_list(found)}" if 0 < len(found) <= MOST_VALUES else out)
+    lines = [f"target = {_toml(target)}  # a guess: is this what the model should predict?", *task]
+    if delimiter != ",":
+        lines.append(f"delimiter = {_toml(delimiter)}")
+    lines.append('scale = "unit"  # numbers become 0 … 1; "signed" for −1 … 1')
     lines += ["", "[data.schema.numeric]", *numeric, "", "[data.schema.categorical]", *categorical]
     return [*lines, "", "[data.schema.fill]", *fill] if fill else lines
 
 
-def _target(table: Table, target: str) -> list[str]:
-    """Classification when the target is text or has few values, else regression."""
-    values, absent, wrong = numbers(table.columns[target], MISSING)
-    labels = _distinct(table, target)
-    if wrong.any() or len(labels) <= MOST_CLASSES:
+def _task(labels: list[Any], values: Any) -> list[str]:
+    """Classification where the target has few values or is no number (``values`` is None), else regression."""
+    if values is None or len(labels) <= MOST_CLASSES:
         return ['task = "classification"', f"classes = {_list(labels)}"]
-    return ['task = "regression"', f"range = {_range(values[~absent])}"]
+    return ['task = "regression"', f"range = {_range(values)}"]
 
 
-def _categories(table: Table, name: str) -> str:
-    """One categorical column, or a comment when it has too many values to be one."""
-    values = _distinct(table, name)
-    if len(values) > MOST_VALUES:
-        return f"# {_text(name)} is left out: {len(values)} distinct values, perhaps a name or an identifier"
-    if not values:
-        return f"# {_text(name)} is left out: it has no values"
-    return f"{_text(name)} = {_list(values)}"
-
-
-def _distinct(table: Table, name: str) -> list[str]:
+def _distinct(column: Any) -> list[str]:
     """The distinct values of a column as text, missing ones left out, sorted."""
-    found = pc.unique(words(table.columns[name])).to_pylist()
+    found = pc.unique(words(column)).to_pylist()
     kept = [value for value in found if value is not None and value not in MISSING]
     return sorted(kept, key=lambda value: (not value.lstrip("+-").isdigit(), len(value) * value.isdigit(), value))
 
@@ -120,27 +108,22 @@ def _delimiter(file: Path) -> str:
     if kind_of(file) == "parquet":
         return ","
     opener = gzip.open if kind_of(file) == "csv.gz" else open
-    with opener(file, "rt", encoding="utf-8-sig") as opened:
-        first = opened.readline()
-    return max(",;\t|", key=first.count)
+    with opener(file, "rt", encoding="utf-8-sig", errors="replace") as opened:
+        return max(",;\t|", key=opened.readline().count)
 
 
 def _range(values: Any) -> str:
     """[low, high] of the values, widened when they are all alike."""
     low, high = float(np.min(values)), float(np.max(values))
-    if low == high:
-        high = low + 1.0
-    return f"[{_number(low)}, {_number(high)}]"
-
-
-def _number(value: float) -> str:
-    return str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)
+    return _list([low, high if low < high else low + 1.0])
 
 
 def _list(values: list[Any]) -> str:
-    return "[" + ", ".join(_text(v) if isinstance(v, str) else _number(float(v)) for v in values) + "]"
+    return "[" + ", ".join(map(_toml, values)) + "]"
 
 
-def _text(value: str) -> str:
-    """A TOML basic string: JSON's escapes are TOML's, but for DEL."""
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+def _toml(value: str | float) -> str:
+    """A text or a number (whole ones without a point) as TOML writes it: JSON's escapes are TOML's, but for DEL."""
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return str(int(value)) if float(value).is_integer() and abs(value) < 1e15 else repr(float(value))

@@ -12,10 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from sordino.data.columns import read_table
-from sordino.data.dataset import Dataset
-from sordino.data.encode import Arrays, check_invalid, encode_arrays, encode_table
-from sordino.data.federation import Federation, client_names
+from sordino.data.dataset import Dataset, Federation, client_names
+from sordino.data.encode import Arrays, check_invalid, encode_arrays, encode_table, read_table
 from sordino.data.schema import Schema, array_schema, parse_schema
 from sordino.errors import BadInput
 
@@ -64,18 +62,20 @@ def from_arrays(
     test: float = 0.2,
     seed: int = 0,
     invalid: str = "refuse",
-    central: float = 0.0,
-    name: str = "arrays",
+    **options: Any,
 ) -> Federation:
-    """One client per pair (x, y). ``classes`` declares the labels (or how many: 0, 1, …); values stay as they are."""
+    """One client per pair (x, y). ``classes`` declares the labels (or how many: 0, 1, …); values stay as they are.
+
+    Further options: ``central``, as in ``Dataset.partition``, and ``name``, what the whole is called.
+    """
     check_invalid(invalid)
     schema = array_schema(task, classes)
     called = list(names) if names is not None else client_names(len(clients))
     if len(called) != len(clients):
         raise BadInput(f"{len(called)} names for {len(clients)} clients: give one each")
     encoded = [encode_arrays(who, x, y, schema, invalid) for who, (x, y) in zip(called, clients)]
-    dataset = _together(name, called, encoded, schema, {"clients": "arrays"})
-    return dataset.partition("natural", seed=seed, test=test, central=central)
+    dataset = _together(options.pop("name", "arrays"), called, encoded, schema, {"clients": "arrays"})
+    return dataset.partition("natural", seed=seed, test=test, **options)
 
 
 def from_datasets(clients: Sequence[Any], names: Sequence[str] | None = None, **options: Any) -> Federation:
@@ -118,8 +118,8 @@ def load_folder(path: Path, schema: Mapping[str, Any] | None = None, invalid: st
 
 def kind_of(file: Path) -> str | None:
     """How a client's file is read: csv, csv.gz, parquet or npz; None for any other file."""
-    found = [suffix[1:] for suffix in SUFFIXES if file.name.lower().endswith(suffix) and file.name.lower() != suffix]
-    return found[0] if found else None
+    name = file.name.lower()
+    return next((suffix[1:] for suffix in SUFFIXES if name.endswith(suffix) and name != suffix), None)
 
 
 def stem_of(file: Path) -> str:
@@ -144,12 +144,7 @@ def client_files(path: Path, tell: bool = False) -> list[Path]:
     for stem in stems:
         if stems.count(stem) > 1:
             raise BadInput(f"{path} has two files for client {stem!r}: keep one")
-    _check_ignored(path, [file for file in seen if file not in files and file.name != "schema.toml"], tell)
-    return files
-
-
-def _check_ignored(path: Path, others: Sequence[Path], tell: bool) -> None:
-    """Refuse files that look like a client's records, and list what else is not read."""
+    others = [file for file in seen if file not in files and file.name != "schema.toml"]
     for file in others:
         if file.suffix.lower() in _TABLES:
             raise BadInput(
@@ -157,12 +152,10 @@ def _check_ignored(path: Path, others: Sequence[Path], tell: bool) -> None:
                 f"of {path}"
             )
     if others and tell:
-        log.warning("%s: ignored %s (clients are %s files)", path, _listed(others), ", ".join(SUFFIXES))
-
-
-def _listed(files: Sequence[Path], most: int = 10) -> str:
-    names = [file.name + ("/" if file.is_dir() else "") for file in files[:most]]
-    return ", ".join(names) + (f" and {len(files) - most} more" if len(files) > most else "")
+        listed = ", ".join(file.name + "/" * file.is_dir() for file in others[:10])
+        more = f" and {len(others) - 10} more" if len(others) > 10 else ""
+        log.warning("%s: ignored %s (clients are %s files)", path, listed + more, ", ".join(SUFFIXES))
+    return files
 
 
 def schema_beside(path: Path) -> Mapping[str, Any]:
