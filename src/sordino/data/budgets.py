@@ -126,7 +126,13 @@ def epsilons(
         )
     random = generator(seed, "budgets")
     draw = _mixture(spec["mixture"], random) if "mixture" in keys else _uniform(spec["uniform"], random)
-    return _positive(draw, len(names)), None
+    values = draw(len(names))
+    for _ in range(1000):
+        wrong = np.flatnonzero(values <= 0)
+        if not wrong.size:
+            return tuple(values.tolist()), None
+        values[wrong] = draw(wrong.size)  # discarded (of a mixture, component and all) and repeated
+    raise BadInput("this budget distribution hardly ever gives ε > 0: raise its mean")
 
 
 def _check_everyone_once(told: Sequence[str], key: str, names: Sequence[str], lacks: str, remedy: str) -> None:
@@ -225,17 +231,6 @@ def _mixture(parts: Any, random: np.random.Generator) -> Draw:
         return means[component] + np.sqrt(variances[component]) * random.standard_normal(count)
 
     return draw
-
-
-def _positive(draw: Draw, count: int, attempts: int = 1000) -> tuple[float, ...]:
-    """``count`` positive draws; those ≤ 0 are discarded (of a mixture, component and all) and repeated."""
-    values = draw(count)
-    for _ in range(attempts):
-        wrong = np.flatnonzero(values <= 0)
-        if not wrong.size:
-            return tuple(values.tolist())
-        values[wrong] = draw(wrong.size)
-    raise BadInput("this budget distribution hardly ever gives ε > 0: raise its mean")
 
 
 def published() -> dict[str, Any]:

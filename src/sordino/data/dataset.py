@@ -107,9 +107,8 @@ class Dataset:
         """
         check_options(kind, options)
         pool, held = self._without_central(central, seed)
-        noted: dict[str, Any] = {}
         if kind == "natural":
-            parts, names = self._natural(clients, pool)
+            parts, names, noted = *self._natural(clients, pool), {}
         else:
             count = _checked_clients(clients, len(pool), minimum)
             dealt, noted = self._dealt(kind, count, seed, minimum, self.y[pool], options)
@@ -124,20 +123,12 @@ class Dataset:
         made = {"kind": kind, "clients": len(parts), "seed": seed, "test": test, "minimum": minimum, **options, **noted}
         if central:
             made["central"] = central
+        tests = [part[self.valid[part]] for part in tests]
+        described = {"source": plain(self.source | {"name": self.name}), "partition": plain(made)}
         return Federation(
-            name=self.name,
-            x=self.x,
-            y=self.y,
-            valid=self.valid,
-            names=names,
-            train=train,
-            test=[part[self.valid[part]] for part in tests],
-            central=held,
-            task=self.task,
-            classes=self.classes,
-            description={"source": plain(self.source | {"name": self.name}), "partition": plain(made)},
-            sorted_files=self.sorted_files and kind == "natural",
-        )
+            self.name, self.x, self.y, self.valid, names, train, tests, held, self.task, self.classes,
+            description=described, sorted_files=self.sorted_files and kind == "natural",
+        )  # fmt: skip
 
     def _without_central(self, share: float, seed: int) -> tuple[Index, tuple[Features, Targets] | None]:
         """The records to deal out, and the central test set."""
@@ -173,9 +164,8 @@ class Dataset:
             sizes = partitions.equal_sizes(len(labels), count)
         else:
             sizes = partitions.unequal_sizes(len(labels), count, bounds, generator(seed, "sizes"))
-        if kind == "iid":
-            return partitions.iid(sizes, random), {}
-        return partitions.similarity(labels, sizes, _needed(kind, "similarity", options), random), {}
+        percent = 100.0 if kind == "iid" else _needed(kind, "similarity", options)
+        return partitions.similarity(labels, sizes, percent, random), {}
 
     def _natural(self, clients: int | None, pool: Index) -> tuple[Parts, list[str]]:
         """The clients that the data came with."""

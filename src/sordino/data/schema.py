@@ -9,8 +9,9 @@ for anything else. A class label becomes its place in the declared list; a regre
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,9 @@ import numpy.typing as npt
 from sordino.errors import BadInput
 
 MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "None")
+WHOLE = r"^([+-]?[0-9]+)\.0+$"
+"""A whole number that is written with a point."""
+
 _KEYS = {
     "target", "task", "classes", "range", "numeric", "categorical", "fill", "missing", "scale", "delimiter", "values",
 }  # fmt: skip
@@ -61,14 +65,14 @@ class Schema:
     target: str
     task: str
     classes: tuple[str, ...] | None
-    interval: Interval | None
-    numeric: dict[str, Interval]
-    categorical: dict[str, tuple[str, ...]]
-    fill: dict[str, Any]
-    missing: tuple[str, ...]
-    scale: str
-    delimiter: str
-    values: Interval | None
+    interval: Interval | None = None
+    numeric: dict[str, Interval] = field(default_factory=dict)
+    categorical: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    fill: dict[str, Any] = field(default_factory=dict)
+    missing: tuple[str, ...] = MISSING
+    scale: str = "unit"
+    delimiter: str = ","
+    values: Interval | None = None
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -88,16 +92,15 @@ def parse_schema(raw: Mapping[str, Any]) -> Schema:
         raise BadInput(f"data.schema is {raw!r}: it is a table with target, task, classes, numeric, categorical")
     for key in sorted(set(raw) - _KEYS):
         raise BadInput(f"data.schema.{key} is unknown: the keys are {', '.join(sorted(_KEYS))}")
-    task = raw.get("task", "classification")
+    task, scale = raw.get("task", "classification"), raw.get("scale", "unit")
     if task not in ("classification", "regression"):
         raise BadInput(f"data.schema.task is {task!r}: use classification or regression")
-    scale = raw.get("scale", "unit")
     if scale not in ("unit", "signed"):
         raise BadInput(f"data.schema.scale is {scale!r}: use unit (0 to 1) or signed (−1 to 1)")
     schema = Schema(
         target=str(raw.get("target", "y")),
         task=task,
-        classes=_classes(raw.get("classes")) if task == "classification" else None,
+        classes=_values(raw.get("classes"), "classes") if task == "classification" else None,
         interval=_interval(raw.get("range"), "range") if task == "regression" else None,
         numeric={str(c): _interval(v, f"numeric.{c}") for c, v in _table(raw, "numeric").items()},
         categorical={str(c): _values(v, f"categorical.{c}") for c, v in _table(raw, "categorical").items()},
@@ -117,17 +120,12 @@ def array_schema(task: str, classes: int | Sequence[Any] | None) -> Schema:
         raise BadInput(f"task is {task!r}: use classification or regression")
     if task == "classification" and classes is None:
         raise BadInput("classes is missing: declare how many classes there are, or list the labels")
-    labels = _classes(classes) if task == "classification" else None
-    return Schema("y", task, labels, None, {}, {}, {}, MISSING, "unit", ",", None)
+    return Schema("y", task, _values(classes, "classes") if task == "classification" else None)
 
 
 def word(value: object) -> str:
     """One declared value as text to compare cells with: trimmed, 1.0 written as 1, a bool in small letters."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    text = str(value).strip()
-    whole, dot, zeros = text.partition(".")
-    return whole if dot and zeros and not zeros.strip("0") and whole.lstrip("+-").isdigit() else text
+    return str(value).lower() if isinstance(value, bool) else re.sub(WHOLE, r"\1", str(value).strip())
 
 
 def _check_roles(schema: Schema) -> None:
@@ -177,20 +175,14 @@ def _interval(value: Any, key: str) -> Interval:
 
 
 def _values(value: Any, key: str) -> tuple[str, ...]:
-    """A list of distinct declared values."""
+    """A list of distinct declared values; of classes, at least two, and a number k stands for 0, 1, …, k − 1."""
+    if key == "classes" and isinstance(value, int) and not isinstance(value, bool):
+        value = list(range(value))
     if not isinstance(value, Sequence) or isinstance(value, str) or not value:
         raise BadInput(f"data.schema.{key} is {value!r}: declare the list of values it can have")
     declared = tuple(word(item) for item in value)
     if len(set(declared)) != len(declared):
         raise BadInput(f"data.schema.{key} declares a value twice: {value!r}")
-    return declared
-
-
-def _classes(value: Any) -> tuple[str, ...]:
-    """The declared labels; a number k stands for 0, 1, …, k − 1."""
-    if isinstance(value, int) and not isinstance(value, bool):
-        value = list(range(value))
-    declared = _values(value, "classes")
-    if len(declared) < 2:
+    if key == "classes" and len(declared) < 2:
         raise BadInput(f"data.schema.classes is {value!r}: declare at least two labels")
     return declared

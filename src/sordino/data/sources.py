@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sordino.data.dataset import Dataset
-from sordino.data.encode import RawTable, encode_table, read_csv, read_table
+from sordino.data.encode import RawTable, encode_table, read_csv
 from sordino.data.own import load_folder
 from sordino.data.partitions import generator
 from sordino.data.schema import parse_schema
@@ -51,13 +51,12 @@ class DataSource:
     schema: dict[str, Any] = field(default_factory=dict)
 
 
-def _standard() -> dict[str, DataSource]:
-    text = resources.files("sordino.data").joinpath("standard.toml").read_text(encoding="utf-8")
-    described = tomllib.loads(text)
-    return {name: DataSource(name, **{**what, "shape": tuple(what["shape"])}) for name, what in described.items()}
-
-
-SOURCES = _standard()
+SOURCES = {
+    name: DataSource(name, **{**described, "shape": tuple(described["shape"])})
+    for name, described in tomllib.loads(
+        resources.files("sordino.data").joinpath("standard.toml").read_text(encoding="utf-8")
+    ).items()
+}
 
 
 def load(name: str | Path, folder: str | Path | None = None, **options: Any) -> Dataset:
@@ -77,21 +76,26 @@ def load(name: str | Path, folder: str | Path | None = None, **options: Any) -> 
     """
     source = SOURCES.get(str(name))
     merge = options.pop("merge", False)
+    records, records_seed = None, 0
     if source is not None and source.name == "least-squares":
         dataset = least_squares(**_known(options, ("records", "dimension", "tests", "seed"), source.name))
-        return _merged(dataset) if merge else dataset
-    records, records_seed = options.pop("records", None), options.pop("records_seed", 0)
-    if source is not None:
-        _known(options, (), source.name)
-        dataset = _read(source, data_folder(folder))
-    elif isinstance(name, Path) or os.sep in name or Path(name).exists():
-        dataset = load_folder(Path(name), **_known(options, ("schema", "invalid"), "your own data"))
     else:
-        raise BadInput(
-            f"data set {str(name)!r} is unknown: use one of {', '.join(SOURCES)}, or a path to your own folder"
-        )
+        records, records_seed = options.pop("records", None), options.pop("records_seed", 0)
+        if source is not None:
+            _known(options, (), source.name)
+            dataset = _read(source, data_folder(folder))
+        elif isinstance(name, Path) or os.sep in name or Path(name).exists():
+            dataset = load_folder(Path(name), **_known(options, ("schema", "invalid"), "your own data"))
+        else:
+            known = ", ".join(SOURCES)
+            raise BadInput(f"data set {str(name)!r} is unknown: use one of {known}, or a path to your own folder")
     if merge:
-        dataset = _merged(dataset)
+        if dataset.test_x is None or dataset.test_y is None:
+            raise BadInput(f"{dataset.name} has no test set of its own to merge: leave out merge")
+        x, y = np.concatenate([dataset.x, dataset.test_x]), np.concatenate([dataset.y, dataset.test_y])
+        valid = np.concatenate([dataset.valid, np.ones(len(dataset.test_x), dtype=bool)])
+        source_and_merge = {**dataset.source, "merge": True}
+        dataset = replace(dataset, x=x, y=y, valid=valid, test_x=None, test_y=None, source=source_and_merge)
     return dataset if records is None else dataset.subset(records, records_seed)
 
 
@@ -118,21 +122,6 @@ def _known(options: Mapping[str, Any], known: tuple[str, ...], what: str) -> dic
         options_here = ", ".join(dict.fromkeys((*known, "records", "records_seed", "merge")))
         raise BadInput(f"{what} has no option {name!r}: its options are {options_here}")
     return dict(options)
-
-
-def _merged(dataset: Dataset) -> Dataset:
-    """Training and test records as one pool."""
-    if dataset.test_x is None or dataset.test_y is None:
-        raise BadInput(f"{dataset.name} has no test set of its own to merge: leave out merge")
-    return replace(
-        dataset,
-        x=np.concatenate([dataset.x, dataset.test_x]),
-        y=np.concatenate([dataset.y, dataset.test_y]),
-        valid=np.concatenate([dataset.valid, np.ones(len(dataset.test_x), dtype=bool)]),
-        test_x=None,
-        test_y=None,
-        source={**dataset.source, "merge": True},
-    )
 
 
 def _read(source: DataSource, folder: Path) -> Dataset:
@@ -191,20 +180,15 @@ def _breast_cancer(source: DataSource, folder: Path) -> list[Labelled]:
     return [encode_table(table, parse_schema(source.schema))[:2]]
 
 
-def _bank_marketing(source: DataSource, folder: Path) -> list[Labelled]:
-    schema = parse_schema(source.schema)
-    table = read_table(folder / "bank-full.csv", schema.columns, schema.delimiter)
-    return [encode_table(table, schema)[:2]]
-
-
-def _adult(source: DataSource, folder: Path) -> list[Labelled]:
+def _csv_files(source: DataSource, folder: Path) -> list[Labelled]:
+    """A table in CSV files: the training records and, where there is a second file, the test records."""
     schema = parse_schema(source.schema)
     pairs = []
-    for name, skip in (("adult.data", 0), ("adult.test", 1)):
-        table = read_csv(folder / name, schema.columns, ",", source.columns, skip)
-        # The test file writes its labels with a full stop.
-        income = pc.utf8_rtrim(table.columns["income"], ".")
-        pairs.append(encode_table(replace(table, columns={**table.columns, "income": income}), schema)[:2])
+    for name in source.files:
+        skipped = 1 if name == "adult.test" else 0  # its first line is a remark
+        table = read_csv(folder / name, schema.columns, schema.delimiter, source.columns, skipped)
+        target = pc.utf8_rtrim(table.columns[schema.target], ".")  # adult.test writes its labels with a full stop
+        pairs.append(encode_table(replace(table, columns={**table.columns, schema.target: target}), schema)[:2])
     return pairs
 
 
@@ -268,6 +252,6 @@ _READERS: dict[str, Callable[[DataSource, Path], list[Labelled]]] = {
     "mnist": _mnist,
     "fashion-mnist": _mnist,
     "cifar10": _cifar10,
-    "bank-marketing": _bank_marketing,
-    "adult": _adult,
+    "bank-marketing": _csv_files,
+    "adult": _csv_files,
 }
