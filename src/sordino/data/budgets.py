@@ -307,26 +307,21 @@ def warn_of(names: Sequence[str], budgets: Sequence[Budget]) -> None:
     if budgets and all(one.is_public for one in budgets):
         _say_once("NOT PRIVATE: every client's epsilon is infinite, so nobody's records are protected")
     large = [f"{name} ({b.epsilon:g})" for name, b in zip(names, budgets) if LARGE < b.epsilon < math.inf]
-    if large:
-        _say_once(
-            f"budgets.epsilon above {LARGE:g} promises next to nothing: {_first_five(large)}; promises that mean "
-            "something are about 0.1 to 10"
-        )
+    wanted = "promises that mean something are about 0.1 to 10"
+    _warn_of_each(large, f"budgets.epsilon above {LARGE:g} promises next to nothing", wanted)
 
 
 def warn_of_deltas(names: Sequence[str], sizes: Sequence[int], budgets: Sequence[Budget]) -> None:
     """Log whose δ is so large that a record may be given away whole: δ > 1/n."""
     told = zip(names, sizes, budgets)
     found = [f"{name} ({b.delta:g}, {n} records)" for name, n, b in told if b.delta * n > 1 and not b.is_public]
+    _warn_of_each(found, "budgets.delta above 1/records allows to give a record away whole", "choose it well below")
+
+
+def _warn_of_each(found: Sequence[str], why: str, remedy: str) -> None:
     if found:
-        _say_once(
-            f"budgets.delta above 1/records allows to give a record away whole: {_first_five(found)}; choose it well "
-            "below"
-        )
-
-
-def _first_five(told: Sequence[str]) -> str:
-    return ", ".join(told[:5]) + (f" and {len(told) - 5} more" if len(told) > 5 else "")
+        more = f" and {len(found) - 5} more" if len(found) > 5 else ""
+        _say_once(f"{why}: {', '.join(found[:5])}{more}; {remedy}")
 
 
 @lru_cache(maxsize=1024)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -320,14 +320,11 @@ def client_names(count: int) -> list[str]:
 
 
 def plain(value: Any) -> Any:
-    """The value as JSON can hold it: lists, str, numbers; an infinite number becomes None."""
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, np.ndarray | list | tuple):
-        return [plain(item) for item in value]
-    if value is None or isinstance(value, str | bool | int):
-        return value
-    if isinstance(value, float | np.number):
-        number = value.item() if isinstance(value, np.number) else value
-        return number if math.isfinite(number) else None
-    return str(value)
+    """The value as JSON can hold it: lists, str, numbers; a number that is not finite becomes None."""
+
+    def other(item: Any) -> Any:
+        if isinstance(item, Mapping):
+            return dict(item)
+        return item.tolist() if isinstance(item, np.ndarray | np.number) else str(item)
+
+    return json.loads(json.dumps(value, default=other), parse_constant=lambda _: None)

@@ -51,12 +51,8 @@ class DataSource:
     schema: dict[str, Any] = field(default_factory=dict)
 
 
-SOURCES = {
-    name: DataSource(name, **{**described, "shape": tuple(described["shape"])})
-    for name, described in tomllib.loads(
-        resources.files("sordino.data").joinpath("standard.toml").read_text(encoding="utf-8")
-    ).items()
-}
+_DESCRIBED = tomllib.loads(resources.files("sordino.data").joinpath("standard.toml").read_text(encoding="utf-8"))
+SOURCES = {name: DataSource(name, **{**what, "shape": tuple(what["shape"])}) for name, what in _DESCRIBED.items()}
 
 
 def load(name: str | Path, folder: str | Path | None = None, **options: Any) -> Dataset:
