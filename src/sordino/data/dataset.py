@@ -108,7 +108,8 @@ class Dataset:
         check_options(kind, options)
         pool, held = self._without_central(central, seed)
         if kind == "natural":
-            parts, names, noted = *self._natural(clients, pool), {}
+            noted: dict[str, Any] = {}
+            parts, names = self._natural(clients, pool)
         else:
             count = _checked_clients(clients, len(pool), minimum)
             dealt, noted = self._dealt(kind, count, seed, minimum, self.y[pool], options)

@@ -11,6 +11,7 @@ import logging
 import tomllib
 import zipfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +134,7 @@ def load_folder(path: Path, schema: Mapping[str, Any] | None = None, invalid: st
     encoded = [_read_client(file, parsed, invalid) for file in files]
     name = path.resolve().name if path.is_dir() else path.stem
     made = {"schema": dict(raw), "invalid": invalid}
-    return _together(name, [stem_of(file) for file in files], encoded, parsed, made, sorted_files=True)
+    return replace(_together(name, [stem_of(file) for file in files], encoded, parsed, made), sorted_files=True)
 
 
 def kind_of(file: Path) -> str | None:
@@ -206,7 +207,7 @@ def _read_client(file: Path, schema: Schema, invalid: str) -> Arrays:
 
 
 def _together(
-    name: str, names: Sequence[str], encoded: Sequence[Arrays], schema: Schema, source: dict[str, Any], **kept: Any
+    name: str, names: Sequence[str], encoded: Sequence[Arrays], schema: Schema, source: dict[str, Any]
 ) -> Dataset:
     """One data set of all clients' records, with their owners."""
     if not encoded:
@@ -224,8 +225,8 @@ def _together(
     xs, ys, valids = zip(*encoded)
     x, y, valid = np.concatenate(xs), np.concatenate(ys), np.concatenate(valids)
     classes = None if schema.classes is None else len(schema.classes)
-    kept |= {"owners": np.repeat(np.arange(len(xs)), [len(x) for x in xs]), "names": tuple(names), "source": source}
-    return Dataset(name, x, y, schema.task, classes, valid, **kept)
+    owners = np.repeat(np.arange(len(xs)), [len(x) for x in xs])
+    return Dataset(name, x, y, schema.task, classes, valid, owners=owners, names=tuple(names), source=source)
 
 
 def draft_schema(path: str | Path) -> str:

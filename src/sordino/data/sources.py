@@ -90,8 +90,8 @@ def load(name: str | Path, folder: str | Path | None = None, **options: Any) -> 
             raise BadInput(f"{dataset.name} has no test set of its own to merge: leave out merge")
         x, y = np.concatenate([dataset.x, dataset.test_x]), np.concatenate([dataset.y, dataset.test_y])
         valid = np.concatenate([dataset.valid, np.ones(len(dataset.test_x), dtype=bool)])
-        source_and_merge = {**dataset.source, "merge": True}
-        dataset = replace(dataset, x=x, y=y, valid=valid, test_x=None, test_y=None, source=source_and_merge)
+        made = {**dataset.source, "merge": True}
+        dataset = replace(dataset, x=x, y=y, valid=valid, test_x=None, test_y=None, source=made)
     return dataset if records is None else dataset.subset(records, records_seed)
 
 
