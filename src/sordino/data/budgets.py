@@ -17,7 +17,7 @@ import json
 import logging
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import resources
@@ -81,7 +81,7 @@ class BudgetTerms:
             raise BadInput(f"budgets.public names {min(unknown)!r}, which is no client: clients are {names[0]}, …")
         order = self.order
         if order is not None:
-            _check_everyone_once(list(order), "order", names, "leaves out", "name every client once")
+            _check_everyone_once(order, "order", names, "leaves out", "name every client once")
         elif not sorted_files or len(names) == 1:
             order = names
         spec = self.spec
@@ -135,17 +135,19 @@ def epsilons(
     raise BadInput("this budget distribution hardly ever gives ε > 0: raise its mean")
 
 
-def _check_everyone_once(told: Sequence[str], key: str, names: Sequence[str], lacks: str, remedy: str) -> None:
+def _check_everyone_once(told: Iterable[str], key: str, names: Sequence[str], lacks: str, remedy: str) -> None:
     """Refuse names that are no client's, twice the same, or not everybody's."""
+    known, seen = set(names), set[str]()
     for name in told:
-        if name not in names:
+        if name not in known:
             near = difflib.get_close_matches(name, names, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"clients are {', '.join(names[:8])}"
             raise BadInput(f"budgets.{key} names {name!r}, which is no client: {hint}")
-        if told.count(name) > 1:
+        if name in seen:
             raise BadInput(f"budgets.{key} names {name!r} twice: name every client once")
+        seen.add(name)
     for name in names:
-        if name not in told:
+        if name not in seen:
             raise BadInput(f"budgets.{key} {lacks} client {name!r}: {remedy.format(_toml(name))}")
 
 
@@ -162,7 +164,7 @@ def _one_each(
 ) -> list[float]:
     """One number per client from what ``budgets.{key}`` says: one for all, a table by name, or a list."""
     if isinstance(said, Mapping):
-        _check_everyone_once(list(said), key, names, "has no value for", "add {} = …")
+        _check_everyone_once(said, key, names, "has no value for", "add {} = …")
         return [_number(said[name], f"budgets.{key}.{name}") for name in names]
     where = "budgets" if key == "epsilon" else f"budgets.{key}"
     if isinstance(said, int | float | np.number):
