@@ -30,6 +30,8 @@ log = logging.getLogger("sordino.data")
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 Arrays = tuple[Features, Targets, Bools]
+Faults = list[tuple[Bools, str, str, Any]]
+"""Which rows cannot be encoded, in which column, why, and the cells that a message may quote (or None)."""
 
 LINES = 1 << 16
 """Lines of a CSV file that are taken apart at once."""
@@ -208,36 +210,25 @@ def check_invalid(invalid: str) -> None:
         raise BadInput(f"data.invalid is {invalid!r}: use 'refuse' (an error) or 'null' (rows that contribute zero)")
 
 
-class Faults:
-    """The rows of one file that cannot be encoded, and the first reason in each column."""
+def _settled(where: str, x: Features, y: Targets, faults: Faults, invalid: str) -> Arrays:
+    """The arrays, the rows at fault zeroed in copies of them, and which rows are valid.
 
-    def __init__(self, where: str, rows: int, invalid: str) -> None:
-        self.where, self.invalid = where, invalid
-        self.bad = np.zeros(rows, dtype=bool)
-        self.reasons: list[tuple[int, str]] = []
-
-    def note(self, wrong: Bools, column: str, why: str, cells: Any = None) -> None:
-        """Remember the rows where ``wrong`` holds; ``cells`` lets the message quote the first of them."""
-        if wrong.any():
+    With ``invalid`` "refuse", an error names the first row at fault instead, with the cell where there is one to quote.
+    """
+    bad, first = np.zeros(len(x), dtype=bool), (len(x), "")
+    for wrong, what, why, cells in faults:
+        bad |= wrong
+        if wrong.any() and wrong.argmax() < first[0]:
             row = int(wrong.argmax())
-            quoted = "" if cells is None else f"{cells[row]!s} "
-            self.reasons.append((row, f"{column}: {quoted}{why}"))
-            self.bad |= wrong
-
-    def settle(self, x: Features, y: Targets) -> Arrays:
-        """The arrays, the rows at fault zeroed in copies of them, and which are valid.
-
-        Unless null rows are asked for, an error names the first row at fault instead.
-        """
-        if self.reasons and self.invalid == "refuse":
-            row, why = min(self.reasons, key=lambda reason: reason[0])
-            count = int(self.bad.sum())
-            more = f" ({count} such records in this file)" if count > 1 else ""
-            raise BadInput(f"{self.where}, row {row + 1}, {why}{more}: correct the data or the schema, {_OR_NULL}")
-        if self.bad.any():
-            x, y = x.copy(), y.copy()
-            x[self.bad], y[self.bad] = 0, 0
-        return x, y, ~self.bad
+            first = row, f"{what}: {'' if cells is None else f'{cells[row]!s} '}{why}"
+    if not bad.any():
+        return x, y, ~bad
+    if invalid == "refuse":
+        more = f" ({bad.sum()} such records in this file)" if bad.sum() > 1 else ""
+        raise BadInput(f"{where}, row {first[0] + 1}, {first[1]}{more}: correct the data or the schema, {_OR_NULL}")
+    x, y = x.copy(), y.copy()
+    x[bad], y[bad] = 0, 0
+    return x, y, ~bad
 
 
 def encode_table(table: RawTable, schema: Schema, invalid: str = "refuse") -> Arrays:
@@ -252,15 +243,15 @@ def encode_table(table: RawTable, schema: Schema, invalid: str = "refuse") -> Ar
         table = _without_empty_end(table)
         for row, why in sorted(table.broken.items()):
             raise BadInput(f"{table.where}, row {row}: {why}: correct it, {_OR_NULL}")
-    faults = Faults(table.where, table.rows, invalid)
+    faults: Faults = []
     x = np.zeros((table.rows, len(schema.features)), dtype=np.float32)
     for k, (name, interval) in enumerate(schema.numeric.items()):
         values, absent, wrong = numbers(table.columns[name], schema.missing)
         if name in schema.fill:
             values = np.where(absent, float(schema.fill[name]), values)
         else:
-            faults.note(absent, f"column {name!r}", "is missing and the schema has no fill for it")
-        faults.note(wrong, f"column {name!r}", "is not a number", table.columns[name])
+            faults.append((absent, f"column {name!r}", "is missing and the schema has no fill for it", None))
+        faults.append((wrong, f"column {name!r}", "is not a number", table.columns[name]))
         _tell_clipped(table.where, name, interval, values, f"numeric.{name}")
         x[:, k] = interval.scaled(np.where(np.isfinite(values), values, interval.low), schema.scale)
     at = len(schema.numeric)
@@ -280,12 +271,12 @@ def encode_table(table: RawTable, schema: Schema, invalid: str = "refuse") -> Ar
     column, what = table.columns[schema.target], f"column {schema.target!r}"
     if schema.classes is not None:
         labels = _positions(column, schema.classes)
-        faults.note(labels < 0, what, "is none of the declared classes", column)
-        return faults.settle(x, labels)
+        faults.append((labels < 0, what, "is none of the declared classes", column))
+        return _settled(table.where, x, labels, faults, invalid)
     values, absent, wrong = numbers(column, schema.missing)
-    faults.note(absent | wrong, what, "is not a number", column)
+    faults.append((absent | wrong, what, "is not a number", column))
     _tell_clipped(table.where, schema.target, schema.interval, values, "range")
-    return faults.settle(x, _scaled(values, schema.interval, schema.scale))
+    return _settled(table.where, x, _scaled(values, schema.interval, schema.scale), faults, invalid)
 
 
 def _without_empty_end(table: RawTable) -> RawTable:
@@ -308,9 +299,8 @@ def encode_arrays(where: str, x: Any, y: Any, schema: Schema, invalid: str = "re
         raise BadInput(
             f"{where}: x has shape {features.shape} and y {labels.shape}: x needs one row per record, y one entry"
         )
-    faults = Faults(where, len(features), invalid)
     finite = np.isfinite(features).all(axis=tuple(range(1, features.ndim)))
-    faults.note(np.asarray(~finite), "array x", "has an entry that is not a finite number")
+    faults: Faults = [(np.asarray(~finite), "array x", "has an entry that is not a finite number", None)]
     if schema.values is not None:
         _tell_clipped(where, "x", schema.values, features, "values")
         features = _scaled(features, schema.values, schema.scale)
@@ -319,14 +309,14 @@ def encode_arrays(where: str, x: Any, y: Any, schema: Schema, invalid: str = "re
         distinct, back = np.unique(labels, return_inverse=True)
         codes = np.array([declared.get(word(value), -1) for value in distinct.tolist()], dtype=np.int64)
         found = codes[back.reshape(-1)]
-        faults.note(found < 0, "array y", "is none of the declared classes", labels)
-        return faults.settle(features, found)
+        faults.append((found < 0, "array y", "is none of the declared classes", labels))
+        return _settled(where, features, found, faults, invalid)
     try:
         values = labels.astype(np.float64)
     except (TypeError, ValueError):
         raise BadInput(f"{where}: array y holds {labels.dtype}, not numbers: convert it first") from None
-    faults.note(~np.isfinite(values), "array y", "is not a finite number")
-    return faults.settle(features, _scaled(values, schema.interval, schema.scale))
+    faults.append((~np.isfinite(values), "array y", "is not a finite number", None))
+    return _settled(where, features, _scaled(values, schema.interval, schema.scale), faults, invalid)
 
 
 def _scaled(values: npt.NDArray[np.floating], interval: Interval | None, scale: str) -> npt.NDArray[np.float32]:
