@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from papers.experiment import CENTRAL, Cell, Entry, Experiment, Measure, Place, Quick
-from sordino.data.seeds import generator
+from sordino.data.partitions import generator
 from sordino.server import select
 
 AS_PUBLISHED, TIGHT = "closed-form noise, as published", "tight noise"

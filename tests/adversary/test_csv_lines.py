@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sordino.data.columns import read_csv
+from sordino.data.encode import read_csv
 from sordino.data.own import load_folder
 from sordino.errors import BadInput
 

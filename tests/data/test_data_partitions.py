@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from sordino.data import Dataset, load
-from sordino.data.partitions import dirichlet, shards, similarity, split, unequal_sizes
-from sordino.data.seeds import generator
+from sordino.data.partitions import dirichlet, generator, shards, similarity, split, unequal_sizes
 from sordino.errors import BadInput
 
 KINDS = [

@@ -9,7 +9,6 @@ import pytest
 from sklearn.datasets import load_breast_cancer, load_digits
 
 from sordino.data import SOURCES, available, load
-from sordino.data.declared import BREAST_CANCER
 from sordino.errors import BadInput
 
 
@@ -46,7 +45,7 @@ def test_breast_cancer_is_scaled_by_declared_ranges_record_by_record():
     data, raw = load("breast-cancer"), load_breast_cancer()
     assert data.x.shape == (569, 30)
     for k, name in enumerate(raw.feature_names):
-        low, high = BREAST_CANCER["numeric"][name]
+        low, high = SOURCES["breast-cancer"].schema["numeric"][name]
         # The ranges are wide enough that nothing is clipped.
         assert low <= raw.data[:, k].min() <= raw.data[:, k].max() <= high
         assert data.x[:, k] == pytest.approx((raw.data[:, k] - low) / (high - low), abs=1e-6)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sordino import cli
-from sordino.data import columns, federation, own, sources
+from sordino.data import budgets, encode, own, sources
 from sordino.errors import BadInput
 from sordino.study.file import make_study, read_study
 from sordino.study.site_file import read_site
@@ -41,7 +41,7 @@ def unread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "_read", read)
     monkeypatch.setattr(sources, "least_squares", read)
     monkeypatch.setattr(own, "_read_client", read)
-    monkeypatch.setattr(columns, "_lines", read)
+    monkeypatch.setattr(encode, "_lines", read)
 
 
 @pytest.fixture
@@ -210,7 +210,7 @@ def test_files_and_settings_that_are_no_study(tmp_path: Path) -> None:
 
 @pytest.fixture
 def said(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
-    federation._say_once.cache_clear()
+    budgets._say_once.cache_clear()
     caplog.set_level(logging.WARNING)
     return caplog
 

@@ -1,8 +1,9 @@
-"""A data set before anybody owns it, and how it is dealt to clients."""
+"""Records before and after they are dealt to clients: a ``Dataset``, and the ``Federation`` that it becomes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,10 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from sordino.data import partitions
-from sordino.data.federation import Features, Federation, Targets, client_names, plain
-from sordino.data.partitions import Index, Parts
-from sordino.data.seeds import generator
+from sordino.data.budgets import BudgetTerms, Spec, warn_of, warn_of_deltas
+from sordino.data.partitions import Index, Parts, generator
 from sordino.errors import BadInput
+from sordino.privacy.types import Adjacency, Budget
+
+Features = npt.NDArray[np.float32]
+Targets = npt.NDArray[np.int64] | npt.NDArray[np.float32]
 
 OPTIONS: dict[str, frozenset[str]] = {
     "iid": frozenset({"sizes"}),
@@ -27,7 +31,7 @@ OPTIONS: dict[str, frozenset[str]] = {
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Dataset:
-    """Records with their targets.
+    """Records with their targets, before they are dealt to clients.
 
     Attributes
     ----------
@@ -103,7 +107,13 @@ class Dataset:
         """
         check_options(kind, options)
         pool, held = self._without_central(central, seed)
-        parts, names, noted = self._dealt(kind, clients, seed, minimum, pool, options)
+        if kind == "natural":
+            noted: dict[str, Any] = {}
+            parts, names = self._natural(clients, pool)
+        else:
+            count = _checked_clients(clients, len(pool), minimum)
+            dealt, noted = self._dealt(kind, count, seed, minimum, self.y[pool], options)
+            parts, names = [pool[part] for part in dealt], client_names(count)
         shortest = min(range(len(parts)), key=lambda k: len(parts[k]))
         if len(parts[shortest]) < minimum:
             raise BadInput(
@@ -114,20 +124,12 @@ class Dataset:
         made = {"kind": kind, "clients": len(parts), "seed": seed, "test": test, "minimum": minimum, **options, **noted}
         if central:
             made["central"] = central
+        tests = [part[self.valid[part]] for part in tests]
+        described = {"source": plain(self.source | {"name": self.name}), "partition": plain(made)}
         return Federation(
-            name=self.name,
-            x=self.x,
-            y=self.y,
-            valid=self.valid,
-            names=names,
-            train=train,
-            test=tests if self.valid.all() else [part[self.valid[part]] for part in tests],
-            central=held,
-            task=self.task,
-            classes=self.classes,
-            description={"source": plain(self.source | {"name": self.name}), "partition": plain(made)},
-            sorted_files=self.sorted_files and kind == "natural",
-        )
+            self.name, self.x, self.y, self.valid, names, train, tests, held, self.task, self.classes,
+            description=described, sorted_files=self.sorted_files and kind == "natural",
+        )  # fmt: skip
 
     def _without_central(self, share: float, seed: int) -> tuple[Index, tuple[Features, Targets] | None]:
         """The records to deal out, and the central test set."""
@@ -146,34 +148,25 @@ class Dataset:
         return np.sort(pool), (self.x[held], self.y[held])
 
     def _dealt(
-        self, kind: str, clients: int | None, seed: int, minimum: int, pool: Index, options: Mapping[str, Any]
-    ) -> tuple[Parts, list[str], dict[str, Any]]:
-        """Index arrays into the whole data set, the clients' names, and what is worth noting about the deal."""
-        if kind == "natural":
-            return *self._natural(clients, pool), {}
-        count = _checked_clients(clients, len(pool), minimum)
-        labels, random = self.y[pool], generator(seed, "partition")
-        noted: dict[str, Any] = {}
+        self, kind: str, count: int, seed: int, minimum: int, labels: Targets, options: Mapping[str, Any]
+    ) -> tuple[Parts, dict[str, Any]]:
+        """Which of the labelled records each client gets, and what is worth noting about the deal."""
+        random = generator(seed, "partition")
         if kind == "dirichlet":
             if self.task != "classification":
                 raise BadInput("the dirichlet partition needs classes: use iid or similarity for regression")
-            given = _needed(kind, "beta", options)
-            parts, noted["topped_up"] = partitions.dirichlet(labels.astype(np.int64), count, given, minimum, random)
-        elif kind == "shards":
-            parts = partitions.shards(labels, count, options.get("shards", 2), options.get("max_classes"), random)
+            beta = _needed(kind, "beta", options)
+            parts, moved = partitions.dirichlet(labels.astype(np.int64), count, beta, minimum, random)
+            return parts, {"topped_up": moved}
+        if kind == "shards":
+            return partitions.shards(labels, count, options.get("shards", 2), options.get("max_classes"), random), {}
+        bounds = options.get("sizes")
+        if bounds is None:
+            sizes = partitions.equal_sizes(len(labels), count)
         else:
-            bounds = options.get("sizes")
-            sizes = (
-                partitions.equal_sizes(len(pool), count)
-                if bounds is None
-                else partitions.unequal_sizes(len(pool), count, bounds, generator(seed, "sizes"))
-            )
-            parts = (
-                partitions.iid(sizes, random)
-                if kind == "iid"
-                else partitions.similarity(labels, sizes, _needed(kind, "similarity", options), random)
-            )
-        return [pool[part] for part in parts], client_names(count), noted
+            sizes = partitions.unequal_sizes(len(labels), count, bounds, generator(seed, "sizes"))
+        percent = 100.0 if kind == "iid" else _needed(kind, "similarity", options)
+        return partitions.similarity(labels, sizes, percent, random), {}
 
     def _natural(self, clients: int | None, pool: Index) -> tuple[Parts, list[str]]:
         """The clients that the data came with."""
@@ -184,6 +177,108 @@ class Dataset:
         owner = self.owners[pool]
         order = pool[np.argsort(owner, kind="stable")]
         return np.split(order, np.cumsum(np.bincount(owner, minlength=len(self.names)))[:-1]), list(self.names)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Federation:
+    """The clients of a study: one set of shared arrays, and for every client its name, its records and its budget.
+
+    Attributes
+    ----------
+    x, y, valid
+        Shared arrays over all records. ``valid[j]`` is False for a null row: it counts in n_i and contributes zero.
+    names, train, test
+        Per client: its name and the indices of its training and test records. Null rows are in ``train`` (n_i stays
+        what was declared) but never in ``test``, where there is nothing to predict. A client's ``test`` may be empty.
+    central
+        A test set of the server's own, or None.
+    budgets, batch_sizes
+        Per client, or None while undecided; published budgets bring their batch sizes.
+    description
+        How all of this was made, as plain JSON values.
+    sorted_files
+        Whether the clients are files in the order of their names, which nobody chose.
+    """
+
+    name: str
+    x: Features
+    y: Targets
+    valid: npt.NDArray[np.bool_]
+    names: list[str]
+    train: list[Index]
+    test: list[Index]
+    central: tuple[Features, Targets] | None
+    task: str
+    classes: int | None
+    budgets: tuple[Budget, ...] | None = None
+    batch_sizes: tuple[int, ...] | None = None
+    description: dict[str, Any] = field(default_factory=dict)
+    sorted_files: bool = False
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __repr__(self) -> str:
+        return f"<Federation {self.name}: {len(self)} clients, {self.sizes.sum()} training records of {self.shape}>"
+
+    @property
+    def clients(self) -> int:
+        """How many clients there are (N)."""
+        return len(self.names)
+
+    @property
+    def sizes(self) -> Index:
+        """The number of training records of each client (n_i): public by declaration."""
+        return np.array([len(part) for part in self.train], dtype=np.int64)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one record."""
+        return tuple(self.x.shape[1:])
+
+    def with_budgets(
+        self,
+        spec: Spec,
+        delta: float | Sequence[float] | Mapping[str, float] = 1e-5,
+        seed: int = 0,
+        adjacency: str | Adjacency = Adjacency.ZERO_OUT,
+        public: str | Sequence[str] = (),
+        order: Sequence[str] | None = None,
+        **options: float,
+    ) -> Federation:
+        """The same federation with a budget (ε_i, δ_i, adjacency) for every client.
+
+        Parameters
+        ----------
+        spec
+            ``"dist1"``…``"dist9"`` (Table 4 of Robust-HDP); ``"dist1-published"``… (its authors' 20 values and batch
+            sizes); ``"uniform"`` with ``low=`` and ``high=``, or ``{"uniform": [low, high]}``;
+            ``{"mixture": [[weight, mean, variance], …]}``; ``{"north": 3.0, "south": 1.0}``, by name; a list, in the
+            order of ``order`` or of the clients; one number for all; or ``{"csv": path, "column": name}``, by name
+            where a column of it holds the clients' names (``"client": column`` says which). ε ≤ 0 is drawn again.
+        delta
+            One δ for all clients or one each, as a table by name or a list.
+        seed
+            Governs the draw of the budgets and nothing else.
+        public
+            The name (or names) of clients whose data is public: their ε is ∞ whatever ``spec`` says.
+        order
+            Clients' names in the order that lists of budgets follow; needed where clients are files of a folder.
+        """
+        named = (public,) if isinstance(public, str) else tuple(public)
+        made = self.with_terms(BudgetTerms(spec, delta, seed, adjacency, named, order, dict(options)))
+        warn_of(made.names, made.budgets or ())
+        return made
+
+    def with_terms(self, terms: BudgetTerms) -> Federation:
+        """``with_budgets``, its arguments put together; warns of a δ above 1/n only (``warn_of`` looks at ε)."""
+        budgets, batches = terms.of(self.names, self.sorted_files)
+        warn_of_deltas(self.names, self.sizes.tolist(), budgets)
+        made = {"spec": terms.spec, "delta": terms.delta, "seed": terms.seed, "public": list(terms.public)}
+        made |= {"adjacency": str(Adjacency.parse(terms.adjacency)), **terms.options}
+        made |= {} if terms.order is None else {"order": list(terms.order)}
+        description = {**self.description, "budgets": plain(made)}
+        return replace(self, budgets=budgets, batch_sizes=batches, description=description)
 
 
 def check_options(kind: str, options: Mapping[str, Any]) -> None:
@@ -217,3 +312,20 @@ def _needed(kind: str, name: str, options: Mapping[str, Any]) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float | np.number):
         raise BadInput(f"the {kind} partition needs a number for {name}, got {value!r}")
     return float(value)
+
+
+def client_names(count: int) -> list[str]:
+    """``client-00``, ``client-01``, …: zero-padded to the same length, at least two digits."""
+    digits = max(2, len(str(count - 1)))
+    return [f"client-{k:0{digits}d}" for k in range(count)]
+
+
+def plain(value: Any) -> Any:
+    """The value as JSON can hold it: lists, str, numbers; a number that is not finite becomes None."""
+
+    def other(item: Any) -> Any:
+        if isinstance(item, Mapping):
+            return dict(item)
+        return item.tolist() if isinstance(item, np.ndarray | np.number) else str(item)
+
+    return json.loads(json.dumps(value, default=other), parse_constant=lambda _: None)

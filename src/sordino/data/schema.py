@@ -9,18 +9,20 @@ for anything else. A class label becomes its place in the declared list; a regre
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from sordino.data.columns import word
 from sordino.errors import BadInput
 
-SCALES = ("unit", "signed")
 MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "None")
+WHOLE = r"^([+-]?[0-9]+)\.0+$"
+"""A whole number that is written with a point."""
+
 _KEYS = {
     "target", "task", "classes", "range", "numeric", "categorical", "fill", "missing", "scale", "delimiter", "values",
 }  # fmt: skip
@@ -28,7 +30,7 @@ _KEYS = {
 
 @dataclass(frozen=True)
 class Interval:
-    """A declared range and how values in it are scaled."""
+    """A declared range [low, high], and whether values in it are scaled logarithmically."""
 
     low: float
     high: float
@@ -63,14 +65,14 @@ class Schema:
     target: str
     task: str
     classes: tuple[str, ...] | None
-    interval: Interval | None
-    numeric: dict[str, Interval]
-    categorical: dict[str, tuple[str, ...]]
-    fill: dict[str, Any]
-    missing: tuple[str, ...]
-    scale: str
-    delimiter: str
-    values: Interval | None
+    interval: Interval | None = None
+    numeric: dict[str, Interval] = field(default_factory=dict)
+    categorical: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    fill: dict[str, Any] = field(default_factory=dict)
+    missing: tuple[str, ...] = MISSING
+    scale: str = "unit"
+    delimiter: str = ","
+    values: Interval | None = None
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -90,21 +92,18 @@ def parse_schema(raw: Mapping[str, Any]) -> Schema:
         raise BadInput(f"data.schema is {raw!r}: it is a table with target, task, classes, numeric, categorical")
     for key in sorted(set(raw) - _KEYS):
         raise BadInput(f"data.schema.{key} is unknown: the keys are {', '.join(sorted(_KEYS))}")
-    task = raw.get("task", "classification")
+    task, scale = raw.get("task", "classification"), raw.get("scale", "unit")
     if task not in ("classification", "regression"):
         raise BadInput(f"data.schema.task is {task!r}: use classification or regression")
-    scale = raw.get("scale", "unit")
-    if scale not in SCALES:
+    if scale not in ("unit", "signed"):
         raise BadInput(f"data.schema.scale is {scale!r}: use unit (0 to 1) or signed (−1 to 1)")
-    numeric = {str(c): _interval(v, f"numeric.{c}") for c, v in _table(raw, "numeric").items()}
-    categorical = {str(c): _values(v, f"categorical.{c}") for c, v in _table(raw, "categorical").items()}
     schema = Schema(
         target=str(raw.get("target", "y")),
         task=task,
-        classes=_classes(raw.get("classes")) if task == "classification" else None,
+        classes=_values(raw.get("classes"), "classes") if task == "classification" else None,
         interval=_interval(raw.get("range"), "range") if task == "regression" else None,
-        numeric=numeric,
-        categorical=categorical,
+        numeric={str(c): _interval(v, f"numeric.{c}") for c, v in _table(raw, "numeric").items()},
+        categorical={str(c): _values(v, f"categorical.{c}") for c, v in _table(raw, "categorical").items()},
         fill=_table(raw, "fill"),
         missing=tuple(dict.fromkeys(("", *map(str, raw.get("missing", MISSING))))),
         scale=scale,
@@ -121,33 +120,40 @@ def array_schema(task: str, classes: int | Sequence[Any] | None) -> Schema:
         raise BadInput(f"task is {task!r}: use classification or regression")
     if task == "classification" and classes is None:
         raise BadInput("classes is missing: declare how many classes there are, or list the labels")
-    labels = _classes(classes) if task == "classification" else None
-    return Schema("y", task, labels, None, {}, {}, {}, MISSING, "unit", ",", None)
+    return Schema("y", task, _values(classes, "classes") if task == "classification" else None)
+
+
+def word(value: object) -> str:
+    """One declared value as text to compare cells with: trimmed, 1.0 written as 1, a bool in small letters."""
+    return str(value).lower() if isinstance(value, bool) else re.sub(WHOLE, r"\1", str(value).strip())
 
 
 def _check_roles(schema: Schema) -> None:
     """A column has one role, and a fill constant suits its column."""
-    columns = schema.columns
-    for column in columns:
-        if columns.count(column) > 1:
+    for column in schema.columns:
+        if schema.columns.count(column) > 1:
             raise BadInput(f"data.schema gives column {column!r} two roles: use one of numeric, categorical, target")
     for column, value in schema.fill.items():
+        told = f"data.schema.fill.{column} is {value!r}"
         if column in schema.numeric:
-            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-                raise BadInput(f"data.schema.fill.{column} is {value!r}: a numeric column needs a number")
             low, high = schema.numeric[column].low, schema.numeric[column].high
+            if not _is_finite(value):
+                raise BadInput(f"{told}: a numeric column needs a number")
             if not low <= value <= high:
                 raise BadInput(
-                    f"data.schema.fill.{column} is {value!r}, outside the column's range {low:g} … {high:g}: it "
-                    "would be cut to its edge; use a constant inside"
+                    f"{told}, outside the column's range {low:g} … {high:g}: it would be cut to its edge; use a "
+                    "constant inside"
                 )
-        elif column in schema.categorical:
-            if word(value) not in schema.categorical[column]:
-                raise BadInput(f"data.schema.fill.{column} is {value!r}: use one of the declared values")
-        else:
+        elif column not in schema.categorical:
             raise BadInput(f"data.schema.fill.{column}: there is no such numeric or categorical column")
+        elif word(value) not in schema.categorical[column]:
+            raise BadInput(f"{told}: use one of the declared values")
     if len(schema.delimiter) != 1:
         raise BadInput(f"data.schema.delimiter is {schema.delimiter!r}: it must be one character")
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _table(raw: Mapping[str, Any], key: str) -> dict[str, Any]:
@@ -159,35 +165,24 @@ def _table(raw: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 def _interval(value: Any, key: str) -> Interval:
     """[low, high] or [low, high, "log"]."""
-    wrong = BadInput(
-        f"data.schema.{key} is {value!r}: declare a range [low, high] with low < high, or [low, high, 'log']"
-    )
-    if not isinstance(value, Sequence) or isinstance(value, str) or len(value) not in (2, 3):
-        raise wrong
-    low, high = value[:2]
-    for bound in (low, high):
-        if isinstance(bound, bool) or not isinstance(bound, int | float) or not math.isfinite(bound):
-            raise wrong
-    if not low < high or (len(value) == 3 and value[2] != "log"):
-        raise wrong
-    return Interval(float(low), float(high), len(value) == 3)
+    listed = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else []
+    bounds, rest = listed[:2], listed[2:]
+    if len(bounds) < 2 or not all(map(_is_finite, bounds)) or not bounds[0] < bounds[1] or rest not in ([], ["log"]):
+        raise BadInput(
+            f"data.schema.{key} is {value!r}: declare a range [low, high] with low < high, or [low, high, 'log']"
+        )
+    return Interval(float(bounds[0]), float(bounds[1]), bool(rest))
 
 
 def _values(value: Any, key: str) -> tuple[str, ...]:
-    """A list of distinct declared values."""
+    """A list of distinct declared values; of classes, at least two, and a number k stands for 0, 1, …, k − 1."""
+    if key == "classes" and isinstance(value, int) and not isinstance(value, bool):
+        value = list(range(value))
     if not isinstance(value, Sequence) or isinstance(value, str) or not value:
         raise BadInput(f"data.schema.{key} is {value!r}: declare the list of values it can have")
     declared = tuple(word(item) for item in value)
     if len(set(declared)) != len(declared):
         raise BadInput(f"data.schema.{key} declares a value twice: {value!r}")
-    return declared
-
-
-def _classes(value: Any) -> tuple[str, ...]:
-    """The declared labels; a number k stands for 0, 1, …, k − 1."""
-    if isinstance(value, int) and not isinstance(value, bool):
-        value = list(range(value))
-    declared = _values(value, "classes")
-    if len(declared) < 2:
+    if key == "classes" and len(declared) < 2:
         raise BadInput(f"data.schema.classes is {value!r}: declare at least two labels")
     return declared

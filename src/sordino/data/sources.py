@@ -1,47 +1,58 @@
-"""The data sets sordino knows by name, and ``load``."""
+"""The data sets sordino knows by name (``standard.toml`` describes them), and ``load``."""
 
 from __future__ import annotations
 
+import gzip
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+import struct
+import tomllib
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sordino.data import declared, images
-from sordino.data.columns import Table, read_csv, read_table
 from sordino.data.dataset import Dataset
-from sordino.data.encode import Arrays, encode_table
+from sordino.data.encode import RawTable, encode_table, read_csv
 from sordino.data.own import load_folder
+from sordino.data.partitions import generator
 from sordino.data.schema import parse_schema
-from sordino.data.seeds import generator
 from sordino.errors import BadInput
 
-CIFAR_TRAIN = tuple(f"data_batch_{k}.bin" for k in range(1, 6))
-IDX_FILES = tuple(
-    f"{part}-{name}.gz" for part in ("train", "t10k") for name in ("images-idx3-ubyte", "labels-idx1-ubyte")
-)
+Labelled = tuple[npt.NDArray[np.float32], npt.NDArray[Any]]
+"""Features and labels of records."""
+
+# Byte k becomes k/255. A table is several times faster here than converting and multiplying.
+_SCALED = (np.arange(256) / 255).astype(np.float32)
 
 
 @dataclass(frozen=True)
-class Source:
-    """One data set by name: what it is, which files it needs, and how it is read.
+class DataSource:
+    """One data set by name: what it is, which files it needs, and how its columns are encoded where it is a table.
 
-    ``files`` are relative to ``FOLDER/NAME``; a source without files is always there.
+    ``files`` are relative to ``FOLDER/NAME``, each with its md5 sum; a source without files is always there.
+    ``columns`` are the names of the columns where the files do not say them.
     """
 
     name: str
     what: str
     records: int
     shape: tuple[int, ...]
-    classes: int | None
-    read: Callable[..., Dataset]
-    files: tuple[str, ...] = ()
+    classes: int | None = None
     manual: str = ""
+    files: dict[str, str] = field(default_factory=dict)
+    columns: Sequence[str] = ()
+    schema: dict[str, Any] = field(default_factory=dict)
+
+
+_DESCRIBED = tomllib.loads(resources.files("sordino.data").joinpath("standard.toml").read_text(encoding="utf-8"))
+SOURCES = {name: DataSource(name, **{**what, "shape": tuple(what["shape"])}) for name, what in _DESCRIBED.items()}
 
 
 def load(name: str | Path, folder: str | Path | None = None, **options: Any) -> Dataset:
@@ -61,21 +72,26 @@ def load(name: str | Path, folder: str | Path | None = None, **options: Any) -> 
     """
     source = SOURCES.get(str(name))
     merge = options.pop("merge", False)
+    records, records_seed = None, 0
     if source is not None and source.name == "least-squares":
         dataset = least_squares(**_known(options, ("records", "dimension", "tests", "seed"), source.name))
-        return _merged(dataset) if merge else dataset
-    records, records_seed = options.pop("records", None), options.pop("records_seed", 0)
-    if source is not None:
-        _known(options, (), source.name)
-        dataset = _read(source, data_folder(folder))
-    elif isinstance(name, Path) or os.sep in name or Path(name).exists():
-        dataset = load_folder(Path(name), **_known(options, ("schema", "invalid"), "your own data"))
     else:
-        raise BadInput(
-            f"data set {str(name)!r} is unknown: use one of {', '.join(SOURCES)}, or a path to your own folder"
-        )
+        records, records_seed = options.pop("records", None), options.pop("records_seed", 0)
+        if source is not None:
+            _known(options, (), source.name)
+            dataset = _read(source, data_folder(folder))
+        elif isinstance(name, Path) or os.sep in name or Path(name).exists():
+            dataset = load_folder(Path(name), **_known(options, ("schema", "invalid"), "your own data"))
+        else:
+            known = ", ".join(SOURCES)
+            raise BadInput(f"data set {str(name)!r} is unknown: use one of {known}, or a path to your own folder")
     if merge:
-        dataset = _merged(dataset)
+        if dataset.test_x is None or dataset.test_y is None:
+            raise BadInput(f"{dataset.name} has no test set of its own to merge: leave out merge")
+        x, y = np.concatenate([dataset.x, dataset.test_x]), np.concatenate([dataset.y, dataset.test_y])
+        valid = np.concatenate([dataset.valid, np.ones(len(dataset.test_x), dtype=bool)])
+        made = {**dataset.source, "merge": True}
+        dataset = replace(dataset, x=x, y=y, valid=valid, test_x=None, test_y=None, source=made)
     return dataset if records is None else dataset.subset(records, records_seed)
 
 
@@ -84,32 +100,17 @@ def data_folder(folder: str | Path | None = None) -> Path:
     return Path(folder or os.environ.get("SORDINO_DATA") or "data")
 
 
-def absent_files(source: Source, folder: Path) -> list[str]:
-    """The files of a source that are not there; an idx file may be there unpacked."""
+def absent_files(source: DataSource, folder: Path) -> list[str]:
+    """The files of a source that are not there; a gzipped file may be there unpacked."""
+    place = folder / source.name
     return [
-        name
-        for name in source.files
-        if not (folder / source.name / name).is_file()
-        and not (name.endswith(".gz") and (folder / source.name / name[:-3]).is_file())
+        name for name in source.files if not any((place / one).is_file() for one in (name, name.removesuffix(".gz")))
     ]
 
 
-def manual_route(source: Source, folder: Path) -> str:
+def manual_route(source: DataSource, folder: Path) -> str:
     """How a person obtains the files without this program."""
     return f"put {', '.join(source.files)} from {source.manual} into {folder / source.name}"
-
-
-def _read(source: Source, folder: Path) -> Dataset:
-    """Read a source, or say how to get it."""
-    if not source.files:
-        return source.read()
-    absent = absent_files(source, folder)
-    if absent:
-        raise BadInput(
-            f"{source.name} is not in {folder}: {absent[0]} is missing. Run `sordino data get {source.name}`, "
-            f"or {manual_route(source, folder)}; another folder is named by data.folder or SORDINO_DATA"
-        )
-    return source.read(folder / source.name)
 
 
 def _known(options: Mapping[str, Any], known: tuple[str, ...], what: str) -> dict[str, Any]:
@@ -119,39 +120,23 @@ def _known(options: Mapping[str, Any], known: tuple[str, ...], what: str) -> dic
     return dict(options)
 
 
-def _merged(dataset: Dataset) -> Dataset:
-    """Training and test records as one pool."""
-    if dataset.test_x is None or dataset.test_y is None:
-        raise BadInput(f"{dataset.name} has no test set of its own to merge: leave out merge")
-    return replace(
-        dataset,
-        x=np.concatenate([dataset.x, dataset.test_x]),
-        y=np.concatenate([dataset.y, dataset.test_y]),
-        valid=np.concatenate([dataset.valid, np.ones(len(dataset.test_x), dtype=bool)]),
-        test_x=None,
-        test_y=None,
-        source={**dataset.source, "merge": True},
-    )
-
-
-def digits() -> Dataset:
-    """8 × 8 handwritten digits (scikit-learn's copy of the UCI set): [1797, 1, 8, 8], scaled by the constant 1/16."""
-    from sklearn.datasets import load_digits
-
-    bunch = load_digits()
-    x = (bunch.images[:, None] / 16.0).astype(np.float32)
-    return _classified("digits", 10, (x, bunch.target.astype(np.int64), np.ones(len(x), dtype=bool)))
-
-
-def breast_cancer() -> Dataset:
-    """Wisconsin diagnostic breast cancer (scikit-learn's copy): 30 measurements scaled to [0, 1] by declared ranges."""
-    from sklearn.datasets import load_breast_cancer
-
-    bunch = load_breast_cancer()
-    columns = {str(name): pa.array(bunch.data[:, k]) for k, name in enumerate(bunch.feature_names)}
-    columns["diagnosis"] = pa.array(bunch.target)
-    table = Table("breast-cancer", columns, len(bunch.data))
-    return _classified("breast-cancer", 2, encode_table(table, parse_schema(declared.BREAST_CANCER)))
+def _read(source: DataSource, folder: Path) -> Dataset:
+    """Read a source, or say how to get it."""
+    absent = absent_files(source, folder)
+    if absent:
+        raise BadInput(
+            f"{source.name} is not in {folder}: {absent[0]} is missing. Run `sordino data get {source.name}`, "
+            f"or {manual_route(source, folder)}; another folder is named by data.folder or SORDINO_DATA"
+        )
+    pairs = _READERS[source.name](source, folder / source.name)
+    for _, labels in pairs:
+        if len(labels) and not 0 <= labels.min() <= labels.max() < (source.classes or 0):
+            raise BadInput(
+                f"{source.name} has a label {labels.max()}, but {source.classes} classes: its files are damaged, get "
+                "it again"
+            )
+    (x, y), (test_x, test_y) = pairs[0], pairs[1] if len(pairs) > 1 else (None, None)
+    return Dataset(source.name, x, y, "classification", source.classes, np.ones(len(x), dtype=bool), test_x, test_y)
 
 
 def least_squares(records: int = 4000, dimension: int = 100, tests: int = 1000, seed: int = 0) -> Dataset:
@@ -160,99 +145,109 @@ def least_squares(records: int = 4000, dimension: int = 100, tests: int = 1000, 
     Record j's loss for a linear model w without bias is ½(z_jᵀw − z_jᵀb)². Entries of Z and b are N(0, 1); n = 4000.
     The paper gives no dimension: 100 is our reading, from the level its training losses settle at (Table 3).
     """
-    for name, value in (("records", records), ("dimension", dimension), ("tests", tests)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    source = {"records": records, "dimension": dimension, "tests": tests, "seed": seed}
+    for name, value in source.items():
+        if name != "seed" and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise BadInput(f"least-squares {name} is {value!r}: it must be a whole number ≥ 1")
     random = generator(seed, "least-squares")
     reference = random.standard_normal(dimension)
     z = random.standard_normal((records + tests, dimension))
     x, y = z.astype(np.float32), (z @ reference).astype(np.float32)
-    return Dataset(
-        name="least-squares",
-        x=x[:records],
-        y=y[:records],
-        task="regression",
-        classes=None,
-        valid=np.ones(records, dtype=bool),
-        test_x=x[records:],
-        test_y=y[records:],
-        source={"records": records, "dimension": dimension, "tests": tests, "seed": seed},
-    )
+    valid, own, held = np.ones(records, dtype=bool), slice(records), slice(records, None)
+    return Dataset("least-squares", x[own], y[own], "regression", None, valid, x[held], y[held], source=source)
 
 
-def _mnist_like(name: str) -> Callable[[Path], Dataset]:
-    def read(folder: Path) -> Dataset:
-        x, y = images.read_mnist(folder, "train")
-        return _classified(name, 10, (x, y, np.ones(len(x), dtype=bool)), images.read_mnist(folder, "t10k"))
+def _digits(source: DataSource, folder: Path) -> list[Labelled]:
+    """8 × 8 handwritten digits (scikit-learn's copy of the UCI set): [1797, 1, 8, 8], scaled by the constant 1/16."""
+    from sklearn.datasets import load_digits
 
-    return read
-
-
-def _cifar10(folder: Path) -> Dataset:
-    place = folder / "cifar-10-batches-bin"
-    x, y = images.read_cifar(place, CIFAR_TRAIN)
-    return _classified(
-        "cifar10", 10, (x, y, np.ones(len(x), dtype=bool)), images.read_cifar(place, ("test_batch.bin",))
-    )
+    bunch = load_digits()
+    return [((bunch.images[:, None] / 16.0).astype(np.float32), bunch.target.astype(np.int64))]
 
 
-def _bank_marketing(folder: Path) -> Dataset:
-    schema = parse_schema(declared.BANK_MARKETING)
-    table = read_table(folder / "bank-full.csv", schema.columns, schema.delimiter)
-    return _classified("bank-marketing", 2, encode_table(table, schema))
+def _breast_cancer(source: DataSource, folder: Path) -> list[Labelled]:
+    """Wisconsin diagnostic breast cancer (scikit-learn's copy): 30 measurements scaled to [0, 1] by declared ranges."""
+    from sklearn.datasets import load_breast_cancer
+
+    bunch = load_breast_cancer()
+    columns = {str(name): pa.array(bunch.data[:, k]) for k, name in enumerate(bunch.feature_names)}
+    columns["diagnosis"] = pa.array(bunch.target)
+    table = RawTable("breast-cancer", columns, len(bunch.data))
+    return [encode_table(table, parse_schema(source.schema))[:2]]
 
 
-def _adult(folder: Path) -> Dataset:
-    schema = parse_schema(declared.ADULT)
-
-    def part(name: str, skip: int) -> Arrays:
-        table = read_csv(folder / name, schema.columns, ",", declared.ADULT_COLUMNS, skip)
-        # The test file writes its labels with a full stop.
-        income = pc.utf8_rtrim(table.columns["income"], ".")
-        return encode_table(replace(table, columns={**table.columns, "income": income}), schema)
-
-    return _classified("adult", 2, part("adult.data", 0), part("adult.test", 1)[:2])
-
-
-def _classified(name: str, classes: int, arrays: Arrays, test: tuple[Any, Any] | None = None) -> Dataset:
-    x, y, valid = arrays
-    held_x, held_y = test if test is not None else (None, None)
-    for labels in (y,) if held_y is None else (y, held_y):
-        if len(labels) and not 0 <= labels.min() <= labels.max() < classes:
-            raise BadInput(
-                f"{name} has a label {labels.max()}, but {classes} classes: its files are damaged, get it again"
-            )
-    return Dataset(name, x, y, "classification", classes, valid, held_x, held_y)
+def _csv_files(source: DataSource, folder: Path) -> list[Labelled]:
+    """A table in CSV files: the training records and, where there is a second file, the test records."""
+    schema = parse_schema(source.schema)
+    pairs = []
+    for name in source.files:
+        skipped = 1 if name == "adult.test" else 0  # its first line is a remark
+        table = read_csv(folder / name, schema.columns, schema.delimiter, source.columns, skipped)
+        target = pc.utf8_rtrim(table.columns[schema.target], ".")  # adult.test writes its labels with a full stop
+        pairs.append(encode_table(replace(table, columns={**table.columns, schema.target: target}), schema)[:2])
+    return pairs
 
 
-_UCI = "https://archive.ics.uci.edu/dataset"
-SOURCES: dict[str, Source] = {
-    source.name: source
-    for source in (
-        Source("digits", "handwritten digits, 8 × 8, bundled", 1797, (1, 8, 8), 10, digits),
-        Source("breast-cancer", "Wisconsin diagnostic, 30 measurements, bundled", 569, (30,), 2, breast_cancer),
-        Source("least-squares", "artificial, AdaptDP's T1, generated", 4000, (100,), None, least_squares),
-        Source(
-            "mnist", "handwritten digits, 28 × 28", 60_000, (1, 28, 28), 10, _mnist_like("mnist"), IDX_FILES,
-            "https://ossci-datasets.s3.amazonaws.com/mnist/",
-        ),
-        Source(
-            "fashion-mnist", "clothes, 28 × 28", 60_000, (1, 28, 28), 10, _mnist_like("fashion-mnist"), IDX_FILES,
-            "https://github.com/zalandoresearch/fashion-mnist",
-        ),
-        Source(
-            "cifar10", "colour photographs, 32 × 32", 50_000, (3, 32, 32), 10, _cifar10,
-            tuple(f"cifar-10-batches-bin/{name}" for name in (*CIFAR_TRAIN, "test_batch.bin")),
-            "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
-        ),
-        Source(
-            "bank-marketing", "phone marketing of a Portuguese bank", 45_211,
-            (len(parse_schema(declared.BANK_MARKETING).features),), 2, _bank_marketing, ("bank-full.csv",),
-            f"{_UCI}/222/bank+marketing",
-        ),
-        Source(
-            "adult", "income in the 1994 US census", 32_561, (len(parse_schema(declared.ADULT).features),), 2, _adult,
-            ("adult.data", "adult.test"), f"{_UCI}/2/adult",
-        ),
-    )
-}  # fmt: skip
+def _mnist(source: DataSource, folder: Path) -> list[Labelled]:
+    """MNIST and its kin: images [N, 1, 28, 28] scaled by the public constant 1/255."""
+    pairs: list[Labelled] = []
+    for part in ("train", "t10k"):
+        images, labels = (
+            _read_idx(folder / f"{part}-{name}.gz") for name in ("images-idx3-ubyte", "labels-idx1-ubyte")
+        )
+        if images.ndim != 3 or labels.shape != images.shape[:1]:
+            raise BadInput(f"{folder}: {part} images {images.shape} and labels {labels.shape} do not belong together")
+        pairs.append((_SCALED[images[:, None]], labels.astype(np.int64)))
+    return pairs
+
+
+def _read_idx(packed: Path) -> npt.NDArray[np.uint8]:
+    """The array in a gzipped idx file of unsigned bytes, or in the same file unpacked."""
+    path = packed if packed.is_file() else packed.with_suffix("")
+    try:
+        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    except (OSError, EOFError, zlib.error) as error:
+        raise BadInput(f"{path} cannot be read: {error}; it is damaged or not gzipped, get it again") from None
+    if len(data) < 4 or data[:3] != b"\x00\x00\x08":
+        raise BadInput(f"{path} is no idx file of unsigned bytes: get it again")
+    axes = data[3]
+    start = 4 + 4 * axes
+    shape = struct.unpack(f">{axes}I", data[4:start]) if len(data) >= start else (-1,)
+    if len(data) - start != np.prod(shape, dtype=np.int64):
+        raise BadInput(
+            f"{path} should hold {' × '.join(map(str, shape))} bytes but has {len(data) - start}: get it again"
+        )
+    return np.frombuffer(data, dtype=np.uint8, offset=start).reshape(shape)
+
+
+def _cifar10(source: DataSource, folder: Path) -> list[Labelled]:
+    """CIFAR-10's binary batches: images [N, 3, 32, 32] scaled by the public constant 1/255.
+
+    A record is one label byte and 3 × 1024 bytes: red, green, blue, each row by row.
+    """
+    length = 1 + int(np.prod(source.shape))
+    raws = []
+    for path in (folder / name for name in source.files):
+        try:
+            raw: npt.NDArray[np.uint8] = np.memmap(path, dtype=np.uint8, mode="r")
+        except (OSError, ValueError) as error:
+            raise BadInput(f"{path} cannot be read: {error}; get it again") from None
+        if len(raw) % length:
+            raise BadInput(f"{path} has {len(raw)} bytes, not a multiple of {length}: get it again")
+        raws.append(raw.reshape(-1, length))
+    pairs: list[Labelled] = []
+    for batches in (raws[:-1], raws[-1:]):  # the last file holds the test records
+        records = np.concatenate(batches)
+        pairs.append((_SCALED[records[:, 1:]].reshape(-1, *source.shape), records[:, 0].astype(np.int64)))
+    return pairs
+
+
+_READERS: dict[str, Callable[[DataSource, Path], list[Labelled]]] = {
+    "digits": _digits,
+    "breast-cancer": _breast_cancer,
+    "mnist": _mnist,
+    "fashion-mnist": _mnist,
+    "cifar10": _cifar10,
+    "bank-marketing": _csv_files,
+    "adult": _csv_files,
+}

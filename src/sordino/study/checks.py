@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sordino import models
-from sordino.data.dataset import check_options
-from sordino.data.federation import client_names, warn_of
+from sordino.data.budgets import warn_of
+from sordino.data.dataset import check_options, client_names
 from sordino.data.own import client_files, stem_of
 from sordino.data.schema import parse_schema
 from sordino.data.sources import SOURCES

@@ -15,7 +15,7 @@ from pydantic_core import PydanticCustomError
 
 from sordino import data, methods
 from sordino.data import Dataset, Federation
-from sordino.data.federation import Terms, warn_of_deltas
+from sordino.data.budgets import BudgetTerms
 from sordino.engine.devices import is_device
 from sordino.errors import BadInput
 from sordino.methods import Method
@@ -224,9 +224,9 @@ class Study(Section):
                 **given,
             )
         terms = self.terms()
-        return clients if terms is None else warn_of_deltas(clients.with_terms(terms))
+        return clients if terms is None else clients.with_terms(terms)
 
-    def terms(self) -> Terms | None:
+    def terms(self) -> BudgetTerms | None:
         """What ``[budgets]`` says; None where it says nothing and nothing is promised."""
         b = self.budgets
         ways = {"name": b.name, "epsilon": b.epsilon, "mixture": b.mixture, "csv": b.csv}
@@ -244,7 +244,7 @@ class Study(Section):
             spec = {"csv": b.csv, "column": b.column or "epsilon"} | ({"client": b.client} if b.client else {})
         bounds = {key: value for key, value in (("low", b.low), ("high", b.high)) if value is not None}
         seed = self.study.seed if b.seed is None else b.seed
-        return Terms(spec, b.delta, seed, b.adjacency, tuple(b.public), b.order, bounds)
+        return BudgetTerms(spec, b.delta, seed, b.adjacency, tuple(b.public), b.order, bounds)
 
     def chosen_method(self, name: str | None = None) -> Method:
         """The method with its parts exchanged as ``[method]`` says; ``name`` overrides the name only."""

@@ -15,7 +15,7 @@ import torch
 from pydantic import Field, ValidationError
 
 from sordino.client.rows import Records
-from sordino.data.federation import LARGE
+from sordino.data.budgets import LARGE
 from sordino.data.own import load_folder, schema_beside
 from sordino.data.schema import parse_schema
 from sordino.engine.federation.certificates import check_name

@@ -14,7 +14,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 
 from sordino.client.gradients import LayerPlan
-from sordino.data.federation import LARGE
+from sordino.data.budgets import LARGE
 from sordino.methods import Plan
 from sordino.study.choice import describe_choice, last_turns, show_choice
 
