@@ -128,7 +128,17 @@ def names(path) -> list[str]:
 
 def test_what_parts_of_ones_own_remember_keeps_its_place_whatever_its_name(tmp_path):
     """Names that mean something elsewhere, or meant something in the first version, in every place."""
-    odd = ("start", "next_steps", "out", "after_count", "robust_hdp_start", "public", "step/count", "rule/x", "pull_start")
+    odd = (
+        "start",
+        "next_steps",
+        "out",
+        "after_count",
+        "robust_hdp_start",
+        "public",
+        "step/count",
+        "rule/x",
+        "pull_start",
+    )
     held = {name: torch.full((2,), float(i)) if i % 2 else i for i, name in enumerate(odd)}
     told = {name: value for name, value in held.items() if torch.is_tensor(value)}
     state = ServerState(dict(held), dict(held), dict(held), told, 3, torch.ones(2), torch.tensor([1, 2]))
