@@ -201,7 +201,7 @@ def test_an_allowed_name_does_not_open_the_door_for_other_parts(tmp_path: Path, 
     assert answer_to("fedfdp", clip={"name": "fair", "weight": 0.3}).kind == wire.FACTS
     assert answer_to("dp-fedavg", aggregate="uniform").kind == wire.FACTS
     other = answer_to("dp-fedavg", clip={"name": "fair", "weight": 0.3}, ask={"name": "loss"})
-    assert "this study exchanges its clip for 'fair'" in other.facts["reason"]
+    assert "this study exchanges its clip for 'fair(weight=0.3)'" in other.facts["reason"]
     other = answer_to("dp-fedavg", local="scaffold", aggregate="scaffold")
     assert "exchanges its local for 'scaffold'" in other.facts["reason"]
 
