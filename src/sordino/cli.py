@@ -37,6 +37,10 @@ _state = {"verbose": False, "quiet": False}
 
 StudyFile = Annotated[Path, typer.Argument(help="A study file (TOML).", show_default=False)]
 Settings = Annotated[list[str], typer.Option("--set", help="Put section.key=value (a TOML value) over the study.")]
+Stack = Annotated[
+    bool | None, typer.Option("--stack/--no-stack", help="Train runs that share a model together. Default: on a GPU.")
+]
+Processes = Annotated[int, typer.Option(min=1, help="How many processes share the runs.")]
 
 
 def _version(asked: bool) -> None:
@@ -118,6 +122,8 @@ def run(
     ledger: Annotated[Path | None, typer.Option(help="A ledger that is cumulative over runs.")] = None,
     track: Annotated[str | None, typer.Option(help="Log to tensorboard or mlflow, like study.track.")] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Run a \\[sweep] of any size.")] = False,
+    stack: Stack = None,
+    processes: Processes = 1,
 ) -> None:
     """Train a study; writes result.json, the ledger, checkpoints and a log into the run folder.
 
@@ -129,18 +135,20 @@ def run(
     from sordino.study.run import train
     from sordino.study.track import tracker
 
-    read = read_study(study, set_)
+    read = read_study(study, [*set_, *([f"study.track={track}"] if track else [])])
     folder = out or Path("runs") / read.study.name
     if resume and not read.sweep and not (folder / "study.json").exists():
         raise BadInput(f"--resume: {folder} holds no run to go on with; leave it out, or name the folder by --out")
     if read.sweep:
         if ledger:
             raise BadInput("--ledger does not go with a [sweep]: each of its runs has a ledger of its own")
-        return _sweep(read, folder, yes, track)
+        return _sweep(read, folder, yes, stack, processes)
+    if stack or processes > 1:
+        raise BadInput("--stack and --processes are for many runs, and this study is one: give it a [sweep]")
     if ledger is not None:
         check_path(ledger.resolve(), readonly=False)
     clients, method = read.federation(), read.chosen_method()
-    tracking = tracker(track or read.study.track, folder, read, folder.name)
+    tracking = tracker(read.study.track, folder, read, folder.name)
     with Live(err_console, _state["quiet"]) as live, tracking as tracked:
         done = train(
             clients,
@@ -157,15 +165,16 @@ def run(
     _conclude(done.result, folder)
 
 
-def _sweep(read: Any, folder: Path, yes: bool, track: str | None) -> None:
+def _sweep(read: Any, folder: Path, yes: bool, stack: bool | None, processes: int) -> None:
     from sordino.study.compare import comparison_table, plain_results
     from sordino.study.progress import Live
     from sordino.study.report import write
+    from sordino.study.schedule import Schedule
     from sordino.study.sweep import sweep
     from sordino.study.tidy import write_tables
 
     with Live(err_console, _state["quiet"]) as live:
-        runs = sweep(read, folder, live.watch, yes, track)
+        runs = sweep(read, folder, live.watch, yes, Schedule(read.study.device, stack, processes))
     results = [run.result for run in runs if run.result is not None]
     out_console.print(comparison_table(results, [run.point.label for run in runs if run.result is not None]))
     for run in runs:
@@ -193,6 +202,8 @@ def compare(
     study: StudyFile,
     set_: Settings = [],  # noqa: B006
     out: Annotated[Path | None, typer.Option(help="Folder of the runs. Default: runs/NAME-compare.")] = None,
+    stack: Stack = None,
+    processes: Processes = 1,
 ) -> None:
     """Run several methods and seeds of one study; prints a table and writes a report. Interrupted: call it again."""
     from sordino.study.compare import compare as run_all
@@ -200,11 +211,12 @@ def compare(
     from sordino.study.file import read_study
     from sordino.study.progress import Live
     from sordino.study.report import write
+    from sordino.study.schedule import Schedule
 
     read = read_study(study, set_)
     folder = out or Path("runs") / f"{read.study.name}-compare"
     with Live(err_console, _state["quiet"]) as live:
-        results = run_all(read, folder, live.watch)
+        results = run_all(read, folder, live.watch, Schedule(read.study.device, stack, processes))
     out_console.print(comparison_table(results))
     write(plain_results(results), folder / "report.html")
     out_console.print(f"report: {folder / 'report.html'}", highlight=False)
@@ -235,9 +247,9 @@ def audit(
     canaries: Annotated[int, typer.Option(help="How many canaries.")] = 100_000,
 ) -> None:
     """Attack every method's real client step with canaries; fails when a proven lower bound exceeds the claimed ε."""
-    from sordino.engine.canaries import Trial, audit_method
     from sordino.methods import get
     from sordino.methods import names as all_names
+    from sordino.study.audit import Trial, audit_method
 
     table = Table(title=f"{canaries:,} canaries, bounds true with 99 % confidence each", header_style="bold")
     for column in ("method", "sampling", "claimed ε", "one-run", "Gaussian", "verdict"):
@@ -396,6 +408,8 @@ def main() -> None:
     """Run a command; turn errors into one line and an exit code: 1 internal, 2 bad input, 3 budget, 130 interrupted."""
     try:
         end_in_order()
+        if "" not in sys.path:  # the folder one is in: names such as module:attribute are found there first
+            sys.path.insert(0, "")
         code = app(standalone_mode=False) or 0
         if code == 130:  # typer turns Ctrl-C into this code without a word
             raise KeyboardInterrupt

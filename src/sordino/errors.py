@@ -13,6 +13,10 @@ class BadInput(SordinoError, ValueError):
     exit_code = 2
 
 
+class CannotStack(BadInput):
+    """These runs cannot share a stack; each can be trained alone."""
+
+
 class BudgetRefused(SordinoError):
     """A charge would overdraw a client's budget, so nothing was read and nothing was released."""
 

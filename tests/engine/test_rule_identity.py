@@ -11,8 +11,8 @@ import sordino as sd
 from sordino.client.clip import Clip
 from sordino.errors import BadInput
 from sordino.methods.identity import identities, identity
-from sordino.study.many import train_together
 from sordino.study.run import prepare
+from sordino.study.session import train_together
 
 SETTINGS = {"rounds": 2, "rate": 0.3, "lr": 0.3}
 STRENGTH = 0.5

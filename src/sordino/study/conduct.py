@@ -89,7 +89,7 @@ def _conduct(folder: Path, transport: Transport) -> dict[str, Any]:
     ready = prepare(study, run)
     facts, refused = _enrolled(folder, ready, transport)
     plan = ready.plan(facts, planned_noises(folder))
-    kept = Folder.open(folder, ready.about(facts, plan), plan, study.study.seed, True, run, deployed=True)
+    kept = Folder.open(folder, ready.about(facts, plan), plan, study.study.seed, True, deployed=run)
     try:
         payable = _agreed(folder, ready, plan, transport, refused)
     except SordinoError:  # nobody takes part: what was declared for this run is free again

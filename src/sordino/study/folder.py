@@ -37,6 +37,14 @@ def planned_noises(path: Path) -> list[list[list[float]]] | None:
     return _kept(about)["noises"] if about.exists() else None
 
 
+def read_state(path: Path, device: torch.device) -> tuple[Checkpoint, list[str]]:
+    """The state that a run left in its folder, and the lines of its log up to that round. Nothing is changed."""
+    state = load_checkpoint(path / "checkpoint.safetensors", device)
+    lines = (path / "log.jsonl").read_text().splitlines()[: state.round]
+    state.history = [json.loads(line) for line in lines]
+    return state, lines
+
+
 def check_kind(path: Path, kind: str) -> None:
     """Refuse a folder that holds something else than a ``run``, ``sweep``, ``comparison`` or ``deployed run``."""
     if (path / "sweep.json").exists():
@@ -116,15 +124,15 @@ class Folder:
         plan: Plan,
         seed: int,
         resume: bool,
-        run: str | None = None,
         ledger: Path | None = None,
-        deployed: bool = False,
+        deployed: str | None = None,
         rules: Mapping[str, str] | None = None,
     ) -> Folder:
-        """A new run folder, or with ``resume`` the one that an interrupted run left; ``run`` names a new run.
+        """A new run folder, or with ``resume`` the one that an interrupted run left.
 
-        A run remembers its ``ledger``: the one it began with is the one it goes on with. A ``deployed`` one has none
-        here: its sites keep theirs. ``rules``: what the run's rules are, beyond their names; default: the method's.
+        A run remembers its ``ledger``: the one it began with is the one it goes on with. ``deployed`` names a run whose
+        sites keep ledgers of their own: it has none here. ``rules``: what the run's rules are, beyond their names;
+        default: the method's.
         """
         about, rules = path / "study.json", identities(plan.method) if rules is None else rules
         check_kind(path, "deployed run" if deployed else "run")
@@ -134,7 +142,7 @@ class Folder:
             check_same(path, study, seed, rules, "resume with the same study, or start afresh")
             kept = _kept(about)
             return cls(path, kept["run"], None if deployed else _settled_ledger(path, kept, ledger))
-        run = run or uuid.uuid4().hex
+        run = deployed or uuid.uuid4().hex
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -176,14 +184,12 @@ class Folder:
         return self.path / "checkpoint.safetensors"
 
     def checkpoint(self, device: torch.device) -> Checkpoint | None:
-        """The state to go on from, or None for a run that has not finished a round."""
-        if not self._checkpoint.exists():
+        """The state to go on from, or None for a run that has not finished a round; the log is cut to fit it."""
+        if not self.begun:
             self._log.unlink(missing_ok=True)
             return None
-        state = load_checkpoint(self._checkpoint, device)
-        lines = self._log.read_text().splitlines()[: state.round]
+        state, lines = read_state(self.path, device)
         write_atomic(self._log, "".join(line + "\n" for line in lines).encode())
-        state.history = [json.loads(line) for line in lines]
         return state
 
     def keep(self, state: Checkpoint) -> None:
