@@ -121,7 +121,7 @@ def test_run_writes_a_run_folder_and_refuses_to_overwrite_it(call, study, tmp_pa
     assert code == 0
     assert {p.name for p in folder.iterdir()} >= {"result.json", "study.json", "ledger.db", "log.jsonl"}
     result = json.loads((folder / "result.json").read_text())
-    assert result["schema"] == 1
+    assert result["schema"] == 2
     assert [r["round"] for r in result["rounds"]] == [1, 2, 3]
     assert all(p["spent_epsilon"] <= p["epsilon"] for p in result["privacy"])
     code, _, err = call("run", study())
