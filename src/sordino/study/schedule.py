@@ -12,10 +12,12 @@ import multiprocessing
 import os
 import queue
 import signal
+import threading
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from multiprocessing import connection
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -224,9 +226,18 @@ def _check_there(workers: Sequence[Any]) -> None:
         )
 
 
+def _end_with_parent() -> None:
+    """End this process when the one that started it was killed: the same runs may be begun again at any moment."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        connection.wait([parent.sentinel])
+        os._exit(1)
+
+
 def _work(maker: Maker[Any], how: Schedule, tasks: Any, news: Any, threads: int) -> None:
     """A worker: shares of runs until there are none."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process hears it, and ends the others
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(threads)
     try:
         while (share := tasks.get()) is not None:
