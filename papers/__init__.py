@@ -33,7 +33,7 @@ from sordino.engine.checkpoint import write_atomic
 from sordino.engine.devices import torch_device
 from sordino.errors import BadInput
 from sordino.study.result import to_json, versions
-from sordino.study.schedule import STACK_ROWS, Schedule
+from sordino.study.schedule import STACK_ROWS, Scheduler
 
 __all__ = ["Cell", "Experiment", "Reproduction", "get", "names", "pack", "run"]
 
@@ -79,7 +79,7 @@ class Options:
     only: the runs to make: words in their block, row, column or seed ("tight, Dist1|Dist2"), or a function of a cell.
     data: the folder of the data sets; default SORDINO_DATA, or ./data.
     reuse: folders of other reproductions; a run that is finished there is not made again.
-    stack, rows, processes: see ``sordino.study.schedule.Schedule``.
+    stack, rows, processes: see ``sordino.study.schedule.Scheduler``.
     minutes: begin nothing new after so long; what was begun is finished.
     precision: ``"mixed"`` lets a GPU compute activations in TF32; it is noted in results.json.
     """
@@ -142,7 +142,7 @@ def run(
     planned = experiment.planned(asked.quick, asked.seeds)
     wanted = matching(planned, asked.only)
     deadline = None if asked.minutes is None else started + 60 * asked.minutes
-    how = Schedule(asked.device, asked.stack, asked.processes, asked.rows, deadline)
+    how = Scheduler(asked.device, asked.stack, asked.processes, asked.rows, deadline)
     maker, watch = Cells(workshop, store, asked.device), watch or Silent()
     _, missing = chosen_values(experiment, wanted, store)
     try:

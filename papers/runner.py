@@ -14,7 +14,7 @@ from papers.store import Store, diverged, figures, hardware
 from sordino.engine.devices import torch_device
 from sordino.errors import BadInput, Diverged, SordinoError
 from sordino.study.keep import Copies
-from sordino.study.schedule import Outcome, Schedule
+from sordino.study.schedule import Ending, Scheduler
 from sordino.study.session import Callback, Prepared, Run, train_prepared, train_together
 
 LOST = 1e6
@@ -42,7 +42,7 @@ class Cells:
     store: Store
     device: str = "cpu"
 
-    def finish(self, cells: Sequence[Cell], what: str, how: Schedule, watch: Silent) -> bool:
+    def finish(self, cells: Sequence[Cell], what: str, how: Scheduler, watch: Silent) -> bool:
         """Make the runs that are not finished yet; False where some had to be left for another time."""
         every = list({cell.id: cell for cell in cells}.values())
         left = {cell.id: cell.settled.training["rounds"] for cell in every if not self.finished(cell)}
@@ -86,7 +86,7 @@ class Cells:
         """Train several runs in one stack."""
         return train_together(runs, self.device, [tell], Copies(self.store.stacks, [one.kept_as for one in runs]))
 
-    def close(self, cell: Cell, found: Run | SordinoError, seconds: float) -> Outcome[Cell]:
+    def close(self, cell: Cell, found: Run | SordinoError, seconds: float) -> Ending[Cell]:
         """Write what a run came to. One that diverged is a result too, also if only its loss shows it."""
         if isinstance(found, Run) and not found.result["final"]["loss"] < LOST:
             found = Diverged(f"the loss is {found.result['final']['loss']:.2g} at the end: training diverged")
@@ -95,7 +95,7 @@ class Cells:
             self.store.write(cell, figures(found.result, seconds, where))
         elif isinstance(found, Diverged):
             self.store.write(cell, diverged(seconds, where, str(found)))
-        return Outcome(cell, None if isinstance(found, Run) else found, dict(self.workshop.replaced))
+        return Ending(cell, None if isinstance(found, Run) else found, dict(self.workshop.replaced))
 
 
 def chosen_values(

@@ -169,12 +169,12 @@ def _sweep(read: Any, folder: Path, yes: bool, stack: bool | None, processes: in
     from sordino.study.compare import comparison_table, plain_results
     from sordino.study.progress import Live
     from sordino.study.report import write
-    from sordino.study.schedule import Schedule
+    from sordino.study.schedule import Scheduler
     from sordino.study.sweep import sweep
     from sordino.study.tidy import write_tables
 
     with Live(err_console, _state["quiet"]) as live:
-        runs = sweep(read, folder, live.watch, yes, Schedule(read.study.device, stack, processes))
+        runs = sweep(read, folder, live.watch, yes, Scheduler(read.study.device, stack, processes))
     results = [run.result for run in runs if run.result is not None]
     out_console.print(comparison_table(results, [run.point.label for run in runs if run.result is not None]))
     for run in runs:
@@ -211,12 +211,12 @@ def compare(
     from sordino.study.file import read_study
     from sordino.study.progress import Live
     from sordino.study.report import write
-    from sordino.study.schedule import Schedule
+    from sordino.study.schedule import Scheduler
 
     read = read_study(study, set_)
     folder = out or Path("runs") / f"{read.study.name}-compare"
     with Live(err_console, _state["quiet"]) as live:
-        results = run_all(read, folder, live.watch, Schedule(read.study.device, stack, processes))
+        results = run_all(read, folder, live.watch, Scheduler(read.study.device, stack, processes))
     out_console.print(comparison_table(results))
     write(plain_results(results), folder / "report.html")
     out_console.print(f"report: {folder / 'report.html'}", highlight=False)

@@ -14,7 +14,7 @@ from sordino.study import many
 from sordino.study.compare import compare
 from sordino.study.file import make_study
 from sordino.study.many import Studies
-from sordino.study.schedule import Schedule
+from sordino.study.schedule import Scheduler
 from sordino.study.sweep import points, sweep
 
 BASE = {
@@ -58,7 +58,7 @@ def test_two_processes_compare_as_one_does(one_by_one, tmp_path):
     def watch(label, seed, rounds):
         return lambda record: heard.append((label, seed, record["round"]))
 
-    found = compare(compared(), tmp_path / "out", watch, Schedule(processes=2))
+    found = compare(compared(), tmp_path / "out", watch, Scheduler(processes=2))
     assert list(map(timeless, found)) == list(map(timeless, one_by_one)), "to the last bit"
     assert sorted(heard) == sorted((name, seed, n) for name in METHODS for seed in (0, 1) for n in (1, 2, 3))
 
@@ -68,7 +68,7 @@ def test_a_stacked_comparison_compares_as_single_runs_do(one_by_one, tmp_path, p
     sizes = []
     real = many.train_together
     monkeypatch.setattr(many, "train_together", lambda runs, *rest: sizes.append(len(runs)) or real(runs, *rest))
-    assert_near(compare(compared(), tmp_path / "out", None, Schedule("cpu", True, processes)), one_by_one)
+    assert_near(compare(compared(), tmp_path / "out", None, Scheduler("cpu", True, processes)), one_by_one)
     assert sizes == ([8] if processes == 1 else []), "methods, private or not, with state or a pace of their own"
     assert not (tmp_path / "out" / "stacks").exists()
 
@@ -89,13 +89,13 @@ def test_a_stack_that_fails_is_trained_run_by_run(one_by_one, tmp_path, monkeypa
         raise CannotStack("not these")
 
     monkeypatch.setattr(many, "train_together", refuse)
-    found = compare(compared(), tmp_path / "out", None, Schedule(stack=True))
+    found = compare(compared(), tmp_path / "out", None, Scheduler(stack=True))
     assert list(map(timeless, found)) == list(map(timeless, one_by_one))
     assert "8 runs are trained one by one, for in a stack: not these" in caplog.text
 
 
 @pytest.mark.parametrize(
-    "how", [Schedule(), Schedule(stack=True), Schedule(processes=2)], ids=["alone", "stack", "two"]
+    "how", [Scheduler(), Scheduler(stack=True), Scheduler(processes=2)], ids=["alone", "stack", "two"]
 )
 def test_runs_that_diverge_or_do_not_fit_stop_no_other(tmp_path, how):
     values = {"training.server_lr": [1.0, 1e60, 0.5], "training.rate": [0.3, 0.3, 0.2]}
@@ -140,14 +140,14 @@ def test_a_run_that_was_stopped_alone_goes_on_alone(tmp_path, monkeypatch):
     sizes = []
     real = many.train_together
     monkeypatch.setattr(many, "train_together", lambda runs, *rest: sizes.append(len(runs)) or real(runs, *rest))
-    runs = sweep(made, tmp_path, how=Schedule(stack=True))
+    runs = sweep(made, tmp_path, how=Scheduler(stack=True))
     assert sizes == [2]
     assert_near([run.result for run in runs], [run.result for run in sweep(made, tmp_path / "whole")])
 
 
 def test_no_processes_are_refused(tmp_path):
     with pytest.raises(BadInput, match="processes is 0"):
-        compare(compared(), tmp_path / "out", None, Schedule(processes=0))
+        compare(compared(), tmp_path / "out", None, Scheduler(processes=0))
 
 
 COMMAND = """

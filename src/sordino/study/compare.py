@@ -18,12 +18,12 @@ from sordino.study.file import Study
 from sordino.study.folder import check_kind, check_same
 from sordino.study.many import Point, Studies, Watch, shown_by
 from sordino.study.result import to_json
-from sordino.study.schedule import Schedule
+from sordino.study.schedule import Scheduler
 
 log = logging.getLogger("sordino.study")
 
 
-def compare(study: Study, out: Path, watch: Watch | None = None, how: Schedule | None = None) -> list[dict[str, Any]]:
+def compare(study: Study, out: Path, watch: Watch | None = None, how: Scheduler | None = None) -> list[dict[str, Any]]:
     """Run every method with every seed; finished runs in ``out`` are taken as they are, interrupted ones go on.
 
     A run that diverges, or that no budget pays for, is left out with a warning; where all are, the first one's error is
@@ -40,7 +40,7 @@ def compare(study: Study, out: Path, watch: Watch | None = None, how: Schedule |
     points = _points(study)
     _check_folder(points, maker)
     lost = []
-    for ended in (how or Schedule(study.study.device)).run(points, maker, shown_by(watch)):
+    for ended in (how or Scheduler(study.study.device)).run(points, maker, shown_by(watch)):
         if isinstance(ended.error, (Diverged, BudgetRefused)):
             log.warning("%s, seed %s, is left out: %s", ended.job.label, ended.job.study.study.seed, ended.error)
             lost.append(ended.error)

@@ -14,7 +14,7 @@ from sordino.study.folder import planned_noises
 from sordino.study.keep import Copies
 from sordino.study.result import read_result
 from sordino.study.run import keep_in, prepare
-from sordino.study.schedule import Outcome, Tell
+from sordino.study.schedule import Ending, Tell
 from sordino.study.session import Callback, Prepared, Run, train_alone, train_together
 from sordino.study.track import tracker
 
@@ -98,9 +98,9 @@ class Studies:
                     tracked.replay(one.result)
         return found
 
-    def close(self, point: Point, found: Run | SordinoError, seconds: float) -> Outcome[Point]:
+    def close(self, point: Point, found: Run | SordinoError, seconds: float) -> Ending[Point]:
         """Nothing is left to do: the folder has the result."""
-        return Outcome(point, found if isinstance(found, SordinoError) else None)
+        return Ending(point, found if isinstance(found, SordinoError) else None)
 
     def clients(self, study: Study) -> Federation:
         """A study's clients, as made before where nothing that shapes them differs."""
@@ -119,7 +119,7 @@ class Studies:
 def _records(study: Study) -> str:
     """What decides which records there are, and in which order."""
     d = study.data
-    seed = (study.study.seed if d.seed is None else d.seed) if d.records or d.table_schema or d.central else None
+    seed = study.data_seed if d.records or d.table_schema or d.central else None
     schema = [d.table_schema, d.invalid, d.test, d.central] if d.table_schema else None
     return json.dumps([d.name, d.folder, d.options, d.records, seed, schema], default=str)
 

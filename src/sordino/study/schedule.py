@@ -46,7 +46,7 @@ Tell = Callable[[Sequence[Any], dict[str, Any]], None]
 
 
 @dataclass(frozen=True)
-class Outcome(Generic[Job]):
+class Ending(Generic[Job]):
     """How a run ended; ``error`` says why it has no result, ``note`` what its maker wants known beside it."""
 
     job: Job
@@ -75,12 +75,12 @@ class Maker(Protocol[Job]):
     def together(self, jobs: Sequence[Job], runs: Sequence[Prepared], tell: Callback) -> Sequence[Run | SordinoError]:
         """Train several runs in one stack; where one ends without a result stands why."""
 
-    def close(self, job: Job, found: Run | SordinoError, seconds: float) -> Outcome[Job]:
+    def close(self, job: Job, found: Run | SordinoError, seconds: float) -> Ending[Job]:
         """Keep what a run came to."""
 
 
 @dataclass(frozen=True)
-class Schedule:
+class Scheduler:
     """How runs are made.
 
     Attributes
@@ -98,7 +98,7 @@ class Schedule:
     deadline: float | None = None
 
     def run(self, jobs: Sequence[Job], maker: Maker[Job], tell: Tell = lambda jobs, record: None) -> Iterator[Any]:
-        """Make all runs that are not finished; yields the ``Outcome`` of each as it ends."""
+        """Make all runs that are not finished; yields the ``Ending`` of each as it ends."""
         if self.processes < 1:
             raise BadInput(f"processes is {self.processes}: at least one is needed")
         stack = torch_device(self.device).type == "cuda" if self.stack is None else self.stack
@@ -110,7 +110,7 @@ class Schedule:
         return _shared(shares, maker, how, tell)
 
 
-def _made(jobs: Sequence[Job], maker: Maker[Job], how: Schedule, tell: Tell) -> Iterator[Outcome[Job]]:
+def _made(jobs: Sequence[Job], maker: Maker[Job], how: Scheduler, tell: Tell) -> Iterator[Ending[Job]]:
     """Make these runs in this process."""
     for stack in _stacks(jobs, maker, how):
         if how.deadline is not None and time.monotonic() > how.deadline:
@@ -130,7 +130,7 @@ def _made(jobs: Sequence[Job], maker: Maker[Job], how: Schedule, tell: Tell) -> 
             yield _alone(job, ready, maker, tell)
 
 
-def _alone(job: Job, ready: Prepared | SordinoError, maker: Maker[Job], tell: Tell) -> Outcome[Job]:
+def _alone(job: Job, ready: Prepared | SordinoError, maker: Maker[Job], tell: Tell) -> Ending[Job]:
     started = time.perf_counter()
     found: Run | SordinoError
     try:
@@ -140,7 +140,7 @@ def _alone(job: Job, ready: Prepared | SordinoError, maker: Maker[Job], tell: Te
     return maker.close(job, found, time.perf_counter() - started)
 
 
-def _stacks(jobs: Sequence[Job], maker: Maker[Job], how: Schedule) -> Iterator[list[tuple[Job, Any]]]:
+def _stacks(jobs: Sequence[Job], maker: Maker[Job], how: Scheduler) -> Iterator[list[tuple[Job, Any]]]:
     """Runs to train at once, each ``Prepared`` or the error that says why it is not.
 
     Where nothing is stacked they are prepared one by one, as they are trained.
@@ -181,7 +181,7 @@ def dealt(jobs: Sequence[Job], finished: Callable[[Job], bool], processes: int) 
     return [share for share in shares if share]
 
 
-def _shared(shares: Sequence[list[Job]], maker: Maker[Job], how: Schedule, tell: Tell) -> Iterator[Outcome[Job]]:
+def _shared(shares: Sequence[list[Job]], maker: Maker[Job], how: Scheduler, tell: Tell) -> Iterator[Ending[Job]]:
     """Make the runs of all shares in several processes, each of which takes a share when it has none."""
     spawn = multiprocessing.get_context("spawn")  # a forked process cannot use a GPU
     tasks, news = spawn.Queue(), spawn.Queue()
@@ -203,7 +203,7 @@ def _shared(shares: Sequence[list[Job]], maker: Maker[Job], how: Schedule, tell:
                 continue
             if kind == "round":
                 tell(*told)
-            elif kind == "outcome":
+            elif kind == "ending":
                 yield told
             elif kind == "error":
                 raise told
@@ -234,15 +234,15 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _work(maker: Maker[Any], how: Schedule, tasks: Any, news: Any, threads: int) -> None:
+def _work(maker: Maker[Any], how: Scheduler, tasks: Any, news: Any, threads: int) -> None:
     """A worker: shares of runs until there are none."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process hears it, and ends the others
     threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(threads)
     try:
         while (share := tasks.get()) is not None:
-            for outcome in _made(share, maker, how, lambda jobs, record: news.put(("round", (jobs, record)))):
-                news.put(("outcome", outcome))
+            for ending in _made(share, maker, how, lambda jobs, record: news.put(("round", (jobs, record)))):
+                news.put(("ending", ending))
     except Exception as error:  # whatever it is, the first process has to hear of it
         what = f"in one of several processes, {type(error).__name__}: {error}"
         news.put(("error", SordinoError(f"{what}; call it again to go on, or with --processes 1")))

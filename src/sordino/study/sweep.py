@@ -13,10 +13,10 @@ from typing import Any
 
 from sordino.engine.checkpoint import write_atomic
 from sordino.errors import BadInput
-from sordino.study.file import Study, make_study
+from sordino.study.file import Study, make_study, put
 from sordino.study.folder import check_kind
 from sordino.study.many import Finished, Point, Studies, Watch, shown_by
-from sordino.study.schedule import Schedule
+from sordino.study.schedule import Scheduler
 
 __all__ = ["Finished", "points", "sweep"]
 
@@ -104,13 +104,7 @@ def _with(study: Study, values: Mapping[str, Any]) -> Study:
     """The study with these keys put over it; what is wrong with one is said of the sweep."""
     table = study.table()
     for key, value in values.items():
-        *sections, last = key.split(".")
-        inside = table
-        for section in sections:
-            inside = inside.setdefault(section, {})
-            if not isinstance(inside, dict):
-                raise BadInput(f'[sweep] "{key}": {section} is not a section')
-        inside[last] = value
+        put(table, key, value, f'[sweep] "{key}"')
     try:
         made = make_study(table)
         made.check()
@@ -120,7 +114,7 @@ def _with(study: Study, values: Mapping[str, Any]) -> Study:
 
 
 def sweep(
-    study: Study, out: Path, watch: Watch | None = None, yes: bool = False, how: Schedule | None = None
+    study: Study, out: Path, watch: Watch | None = None, yes: bool = False, how: Scheduler | None = None
 ) -> list[Finished]:
     """Run everything that ``out`` does not hold yet; returns all runs in their order.
 
@@ -132,7 +126,7 @@ def sweep(
     if len(todo) > MOST and not yes:
         raise BadInput(f"[sweep] makes {len(todo)} runs: say --yes if that is meant, or shorten its lists")
     _claim(out, study, todo[0].values)
-    how = how or Schedule(study.study.device)
+    how = how or Scheduler(study.study.device)
     how = replace(how, stack=study.sweep.get("stack") if how.stack is None else how.stack)
     maker = Studies(out, study.study.track)
     ended = {one.job.name: one.error for one in how.run(todo, maker, shown_by(watch))}
