@@ -146,12 +146,17 @@ def train(
     shard = Shard.now()
     if shard is not None and resume:
         raise BadInput("a run over several processes cannot be resumed: resume it in one, or start it afresh")
+    kept = out is not None
     if shard is not None and not shard.first:
         out = ledger = None
     if resume and out is None:
         raise BadInput("resume=True needs out=, the folder of the run to go on with")
     noises = planned_noises(Path(out)) if out is not None and resume else None
     ready = prepare(clients, model, method, seed, model_options, {"rounds": rounds, **training}, noises, precision)
+    if shard is not None and kept and ready.plan.method.local.state:
+        raise BadInput(
+            f"{ready.plan.method.name!r} keeps state at clients, which a checkpoint of one process of several lacks"
+        )
     torch_device(device)  # refuses one that is not there, before a folder is made
     keeper = Keeper(None if ledger is None else Path(ledger))
     if out is not None:

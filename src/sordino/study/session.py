@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -41,7 +41,7 @@ from sordino.privacy.gate import Gate
 from sordino.privacy.generators import Keyed
 from sordino.privacy.ledger import Ledger
 from sordino.privacy.ledger import Plan as LedgerPlan
-from sordino.study.keep import Copies, InFolder, Keeper
+from sordino.study.keep import Copies, Keeper
 from sordino.study.result import build_result, save_run, to_json
 
 log = logging.getLogger("sordino.study")
@@ -194,30 +194,11 @@ class Session:
 def train_alone(
     ready: Prepared, keeper: Keeper, device: str, callbacks: Sequence[Callback] = (), name: str | None = None
 ) -> Run:
-    """Train one run, whose state ``keeper`` keeps."""
-    where = torch_device(device)
-    with tempfile.TemporaryDirectory(prefix="sordino-") as scratch, _ending(keeper):
-        run, book, state = keeper.open(0, ready.plan.method.private, Path(scratch), where)
-        with book:
-            try:
-                session = Session(ready, book, run, where, state)
-            except BudgetRefused:
-                keeper.undo(0)
-                raise
-            if session.setup.shard is not None and isinstance(keeper, InFolder) and session.setup.work.local.state:
-                raise BadInput(
-                    f"{ready.plan.method.name!r} keeps state at clients, which a checkpoint of one process of several "
-                    "lacks"
-                )
-            _warn_untested(ready.clients)
-            _retell(keeper, [session], callbacks)
-            with threads_for_step(ready.engine.dimension, max(c.terms.divisor for c in session.ready.plan.clients)):
-                for now in session.rounds():
-                    keeper.keep({0: now})
-                    _tell(callbacks, now.history[-1])
-            done = session.result(name)
-        keeper.finish(0, done.result, done.weights)
-    return done
+    """Train one run, whose state ``keeper`` keeps; ``callbacks`` hear the record of every round."""
+    (found,) = _train([ready], keeper, torch_device(device), callbacks, name)
+    if not isinstance(found, Run):
+        raise found
+    return found
 
 
 def train_prepared(
@@ -243,38 +224,54 @@ def train_together(
     A run that diverges, or that nobody can pay for, does not stop the others: in its place stands why. ``callbacks``
     hear the number of every round that is done.
     """
-    where = torch_device(device)
-    keeper = Copies(None, [""] * len(runs)) if keeper is None else keeper
     for one in runs:
         if one.kinship != runs[0].kinship or not one.stackable:
             raise CannotStack(
                 "runs that share a stack have one model, loss and shape of a record, take many records at a time and "
                 "have them in memory: train these apart"
             )
+    keeper = Copies(None, [""] * len(runs)) if keeper is None else keeper
+    return _train(runs, keeper, torch_device(device), callbacks, name, stack=True)
+
+
+def _train(
+    runs: Sequence[Prepared],
+    keeper: Keeper,
+    device: torch.device,
+    callbacks: Sequence[Callback],
+    name: str | None,
+    stack: bool = False,
+) -> list[Run | Diverged | BudgetRefused]:
+    """The sessions of one run, or of a stack, from their accounts to their results."""
     sessions: dict[int, Session] = {}
     ended: dict[int, Run | Diverged | BudgetRefused] = {}
     held: dict[tuple[int, ...], Records] = {}
+
+    def tell(record: dict[str, Any]) -> None:
+        for callback in callbacks:
+            callback(record)
+
     with tempfile.TemporaryDirectory(prefix="sordino-") as scratch, _ending(keeper):
         with ExitStack() as books:
             for place, ready in enumerate(runs):
-                run, book, state = keeper.open(place, ready.plan.method.private, Path(scratch), where)
+                run, book, state = keeper.open(place, ready.plan.method.private, Path(scratch), device)
                 books.enter_context(book)
                 source = tuple(id(part) for part in (ready.clients.x, ready.clients.y, ready.clients.valid))
                 ready = replace(ready, engine=runs[0].engine)
                 try:
-                    session = Session(ready, book, run, where, state, records=held.get(source))
+                    session = Session(ready, book, run, device, state, records=held.get(source))
                 except BudgetRefused as error:
                     keeper.undo(place)
                     ended[place] = error
                     continue
                 held[source] = session.setup.records
-                work = replace(session.setup.work, stack=True)
-                session.setup = replace(session.setup, key=ready.key, work=work)
                 sessions[place] = session
-            _retell(keeper, list(sessions.values()), callbacks)
-            for number in _stacked(sessions, ended):
+            for number in range(1, max((one.state.round for one in sessions.values()), default=0) + 1):
+                if keeper.retells:
+                    tell({"round": number})
+            for record in (_stacked if stack else _alone)(sessions, ended):
                 keeper.keep({place: one.state for place, one in sessions.items()})
-                _tell(callbacks, {"round": number})
+                tell(record)
             ended |= {place: one.result(name) for place, one in sessions.items() if place not in ended}
         for place, done in ended.items():
             if isinstance(done, Run):
@@ -282,12 +279,28 @@ def train_together(
     return [ended[place] for place in range(len(runs))]
 
 
-def _stacked(sessions: dict[int, Session], ended: dict[int, Any]) -> Iterator[int]:
-    """The rounds of all sessions together; who diverges is ``ended``."""
+def _alone(sessions: Mapping[int, Session], ended: dict[int, Any]) -> Iterator[dict[str, Any]]:
+    """The rounds of one session; where it diverges it is ``ended``."""
+    for place, session in sessions.items():
+        ready = session.ready
+        _warn_untested(ready.clients)
+        with threads_for_step(ready.engine.dimension, max(c.terms.divisor for c in ready.plan.clients)):
+            try:
+                for now in session.rounds():
+                    yield now.history[-1]
+            except Diverged as error:
+                ended[place] = error
+
+
+def _stacked(sessions: Mapping[int, Session], ended: dict[int, Any]) -> Iterator[dict[str, Any]]:
+    """The rounds of all sessions together, of which only the number is told; who diverges is ``ended``."""
     lost: dict[int, Diverged] = {}
-    if sessions:
-        setups, states = [one.setup for one in sessions.values()], [one.state for one in sessions.values()]
-        yield from simulate_together(setups, states, lost)
+    setups = [
+        replace(one.setup, key=one.ready.key, work=replace(one.setup.work, stack=True)) for one in sessions.values()
+    ]
+    if setups:
+        for number in simulate_together(setups, [one.state for one in sessions.values()], lost):
+            yield {"round": number}
     ended |= {list(sessions)[i]: error for i, error in lost.items()}
 
 
@@ -300,16 +313,6 @@ def _ending(keeper: Keeper) -> Iterator[None]:
         keeper.end(error)
         raise
     keeper.end()
-
-
-def _tell(callbacks: Sequence[Callback], record: dict[str, Any]) -> None:
-    for callback in callbacks:
-        callback(record)
-
-
-def _retell(keeper: Keeper, sessions: Sequence[Session], callbacks: Sequence[Callback]) -> None:
-    for number in range(1, max((one.state.round for one in sessions), default=0) + 1) if keeper.retells else ():
-        _tell(callbacks, {"round": number})
 
 
 def _warn_untested(clients: Federation) -> None:
