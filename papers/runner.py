@@ -13,7 +13,7 @@ from papers.make import Workshop
 from papers.store import Store, diverged, figures, hardware
 from sordino.engine.devices import torch_device
 from sordino.errors import BadInput, Diverged, SordinoError
-from sordino.study.keep import Copies
+from sordino.study.folder import Copies
 from sordino.study.schedule import Ending, Scheduler
 from sordino.study.session import Callback, Prepared, Run, train_prepared, train_together
 

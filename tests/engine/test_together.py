@@ -7,8 +7,8 @@ import sordino as sd
 from sordino import methods
 from sordino.errors import BadInput, CannotStack, Diverged, SordinoError
 from sordino.privacy.ledger import Ledger
-from sordino.study import keep, session
-from sordino.study.keep import Copies
+from sordino.study import folder, session
+from sordino.study.folder import Copies
 from sordino.study.run import prepare
 from sordino.study.session import train_prepared, train_together
 
@@ -147,9 +147,9 @@ def stoppable(digits):
     return [prepare(digits, "logistic", method, 0, None, dict(common)) for method in chosen]
 
 
-def kept(runs, folder, stop=None):
+def kept(runs, where, stop=None):
     """Train a stack that keeps its state in a folder."""
-    return train_together(runs, "cpu", [stop] if stop else (), Copies(folder, [one.kept_as for one in runs]))
+    return train_together(runs, "cpu", [stop] if stop else (), Copies(where, [one.kept_as for one in runs]))
 
 
 class Stopped(BaseException):
@@ -157,7 +157,7 @@ class Stopped(BaseException):
 
 
 def test_a_stack_that_was_stopped_goes_on_where_it_was(digits, tmp_path, monkeypatch):
-    monkeypatch.setattr(keep, "EVERY", 0.0)
+    monkeypatch.setattr(folder, "EVERY", 0.0)
     whole = train_together(stoppable(digits), "cpu")
 
     def stop(record):
@@ -191,7 +191,7 @@ def test_a_stack_that_was_stopped_goes_on_where_it_was(digits, tmp_path, monkeyp
 
 
 def test_a_stack_that_lost_a_run_goes_on_without_it(digits, tmp_path, monkeypatch):
-    monkeypatch.setattr(keep, "EVERY", 0.0)
+    monkeypatch.setattr(folder, "EVERY", 0.0)
     keys = [{"rounds": 4, "rate": 0.2}, {"rounds": 4, "rate": 0.2, "server_lr": 1e60}]
 
     def ready():
@@ -210,7 +210,7 @@ def test_a_stack_that_lost_a_run_goes_on_without_it(digits, tmp_path, monkeypatc
 
 
 def test_a_crash_while_a_stack_is_kept_leaves_what_was_kept_before(digits, tmp_path, monkeypatch):
-    monkeypatch.setattr(keep, "EVERY", 0.0)
+    monkeypatch.setattr(folder, "EVERY", 0.0)
     real, calls = Ledger.copy, []
 
     def failing(self, path):
@@ -230,7 +230,7 @@ def test_a_crash_while_a_stack_is_kept_leaves_what_was_kept_before(digits, tmp_p
 
 
 def test_a_run_alone_that_was_stopped_goes_on_where_it_was(digits, tmp_path, monkeypatch):
-    monkeypatch.setattr(keep, "EVERY", 0.0)
+    monkeypatch.setattr(folder, "EVERY", 0.0)
 
     def stop(record):
         if record["round"] == 3:
@@ -261,8 +261,8 @@ def counting(trained, real=session.simulate):
 
 
 def test_a_full_disk_does_not_cost_what_was_kept_before(digits, tmp_path, monkeypatch):
-    monkeypatch.setattr(keep, "EVERY", 0.0)
-    real, saved = keep.save_checkpoint, []
+    monkeypatch.setattr(folder, "EVERY", 0.0)
+    real, saved = folder.save_checkpoint, []
 
     def full(path, state):
         saved.append(path)
@@ -274,7 +274,7 @@ def test_a_full_disk_does_not_cost_what_was_kept_before(digits, tmp_path, monkey
     for train in (lambda: train_prepared(one, keep=tmp_path), lambda: kept([one], tmp_path)):
         saved.clear()
         with monkeypatch.context() as patch:
-            patch.setattr(keep, "save_checkpoint", full)
+            patch.setattr(folder, "save_checkpoint", full)
             with pytest.raises(BadInput, match="no space"):
                 train()
         assert Copies(tmp_path, [one.kept_as]).copy, "two rounds are still there"
@@ -282,7 +282,7 @@ def test_a_full_disk_does_not_cost_what_was_kept_before(digits, tmp_path, monkey
 
 
 def test_a_run_alone_that_diverges_is_forgotten(digits, tmp_path, monkeypatch):
-    monkeypatch.setattr(keep, "EVERY", 0.0)
+    monkeypatch.setattr(folder, "EVERY", 0.0)
     wild = prepare(digits, "logistic", "fedavg", 0, None, {"rounds": 3, "lr": 1e20, "server_lr": 1e30, "rate": 0.5})
     with pytest.raises(SordinoError, match="no longer finite"):
         train_prepared(wild, keep=tmp_path / "runs")

@@ -151,8 +151,8 @@ def test_no_processes_are_refused(tmp_path):
 
 
 COMMAND = """
-from sordino.study import keep
-keep.EVERY = 0  # in every process
+from sordino.study import folder
+folder.EVERY = 0  # in every process
 if __name__ == "__main__":
     from sordino.cli import main
     main()

@@ -16,10 +16,7 @@ File = Annotated[Path, typer.Argument(help="The ledger.", show_default=False)]
 
 
 @app.command("show")
-def show(
-    path: File,
-    client: Annotated[str | None, typer.Option(help="One client only.")] = None,
-) -> None:
+def show(path: File, client: Annotated[str | None, typer.Option(help="One client only.")] = None) -> None:
     """Print each client's statement in plain words."""
     from sordino.privacy.statement import statement, statement_text
 

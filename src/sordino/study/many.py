@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 from sordino.data import Dataset, Federation
 from sordino.errors import SordinoError
 from sordino.study.file import Study
-from sordino.study.folder import planned_noises
-from sordino.study.keep import Copies
+from sordino.study.folder import Copies, planned_noises
 from sordino.study.result import read_result
 from sordino.study.run import keep_in, prepare
 from sordino.study.schedule import Ending, Tell
@@ -88,7 +87,7 @@ class Studies:
     ) -> Sequence[Run | SordinoError]:
         """Train several runs in one stack; each folder gets its result when all are done."""
         places = [self.out / point.name for point in points]
-        folders = [keep_in(at, one, (at / "study.json").exists()).folder for at, one in zip(places, runs)]
+        folders = [keep_in(at, one, (at / "study.json").exists()) for at, one in zip(places, runs)]
         keeper = Copies(self.out / "stacks", [one.kept_as for one in runs], folders)
         about = points[0].study.study
         found = train_together(runs, about.device, [tell], keeper, about.name)

@@ -22,8 +22,7 @@ from sordino.engine.sharded import Shard
 from sordino.errors import BadInput
 from sordino.methods import Method, Population, Training
 from sordino.privacy.types import Budget
-from sordino.study.folder import Folder, planned_noises
-from sordino.study.keep import InFolder, Keeper
+from sordino.study.folder import Folder, Keeper, planned_noises
 from sordino.study.result import load_run, to_json
 from sordino.study.session import Callback, Prepared, Run, train_alone
 from sordino.study.view import PlanView
@@ -164,7 +163,6 @@ def train(
     return train_alone(ready, keeper, device, callbacks, name)
 
 
-def keep_in(path: Path, ready: Prepared, resume: bool, ledger: Path | None = None) -> InFolder:
+def keep_in(path: Path, ready: Prepared, resume: bool, ledger: Path | None = None) -> Folder:
     """Keep a run in the folder at ``path``: a new one, or with ``resume`` the one that an interrupted run left."""
-    folder = Folder.open(path, ready.study, ready.plan, ready.seed, resume, ledger=ledger, rules=ready.rules)
-    return InFolder(folder, not resume)
+    return Folder.open(path, ready.study, ready.plan, ready.seed, resume, ledger=ledger, rules=ready.rules)

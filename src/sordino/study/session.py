@@ -41,7 +41,7 @@ from sordino.privacy.gate import Gate
 from sordino.privacy.generators import Keyed
 from sordino.privacy.ledger import Ledger
 from sordino.privacy.ledger import Plan as LedgerPlan
-from sordino.study.keep import Copies, Keeper
+from sordino.study.folder import Copies, Keeper
 from sordino.study.result import build_result, save_run, to_json
 
 log = logging.getLogger("sordino.study")
@@ -254,7 +254,7 @@ def _train(
     with tempfile.TemporaryDirectory(prefix="sordino-") as scratch, _ending(keeper):
         with ExitStack() as books:
             for place, ready in enumerate(runs):
-                run, book, state = keeper.open(place, ready.plan.method.private, Path(scratch), device)
+                run, book, state = keeper.begin(place, ready.plan.method.private, Path(scratch), device)
                 books.enter_context(book)
                 source = tuple(id(part) for part in (ready.clients.x, ready.clients.y, ready.clients.valid))
                 ready = replace(ready, engine=runs[0].engine)
@@ -270,12 +270,12 @@ def _train(
                 if keeper.retells:
                     tell({"round": number})
             for record in (_stacked if stack else _alone)(sessions, ended):
-                keeper.keep({place: one.state for place, one in sessions.items()})
+                keeper.keep(*(one.state for one in sessions.values()))
                 tell(record)
             ended |= {place: one.result(name) for place, one in sessions.items() if place not in ended}
         for place, done in ended.items():
             if isinstance(done, Run):
-                keeper.finish(place, done.result, done.weights)
+                keeper.finish(done.result, done.weights, place)
     return [ended[place] for place in range(len(runs))]
 
 
