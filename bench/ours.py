@@ -13,14 +13,18 @@ import torch
 from bench.workloads import KEY, Task
 from sordino.client import gradients
 from sordino.client.rows import Records
-from sordino.client.turn import Work
-from sordino.engine.checkpoint import Checkpoint
-from sordino.engine.evaluate import Observer
-from sordino.engine.simulate import Setup, one_round
-from sordino.privacy.gate import Gate
-from sordino.privacy.generators import Keyed
+from sordino.data import Federation
 from sordino.privacy.ledger import Ledger
-from sordino.study.run import open_accounts
+from sordino.study.session import Prepared, Session
+
+
+class Timed(Prepared):
+    """A workload as a session takes it."""
+
+    @property
+    def key(self) -> str:
+        """What random streams are keyed by: the peers draw the same batches."""
+        return KEY
 
 
 def sordino(task: Task, device: str = "cpu", records: Records | None = None) -> Callable[[], None]:
@@ -29,19 +33,18 @@ def sordino(task: Task, device: str = "cpu", records: Records | None = None) -> 
     ``records`` where they are not the task's own tensors (a mapped file).
     """
     where = torch.device(device)
-    engine = gradients.build(copy.deepcopy(task.model).to(where), "cross-entropy")
-    method = task.plan.method
-    work = Work(engine, method.clip, method.local, stack=where.type == "cuda")
+    model = copy.deepcopy(task.model).to(where)
+    engine = gradients.build(model, "cross-entropy")
     records = records or Records(task.x.to(where), task.y.to(where))
     train = [task.own(i) for i in range(task.work.clients)]
-    observer = Observer(engine, torch.nn.functional.cross_entropy, records, [np.arange(0)], np.ones(1, int), None, True)
-    start = engine.flatten(task.model).to(where)
-    nobody = np.zeros(task.work.clients, dtype=np.int64)
+    nothing = [np.arange(0)] * len(train)
+    names, valid = [c.name for c in task.plan.clients], np.ones(len(records.y), bool)
+    x, y = np.broadcast_to(np.float32(0), task.x.shape), np.zeros(len(valid), np.int64)  # the session is given records
+    clients = Federation("bench", x, y, valid, names, train, nothing, None, "classification", 10)
+    ready = Timed(clients, model, engine, task.plan, {"loss": "cross-entropy"}, 0, model)
 
     def run() -> None:
         with tempfile.TemporaryDirectory(prefix="sordino-bench-") as folder, Ledger(Path(folder) / "l.db") as book:
-            open_accounts(book, task.plan, "bench")
-            gate = Gate(book, Keyed(KEY), "bench")
-            one_round(Setup(task.plan, work, gate, records, train, observer), Checkpoint(0, start, start), 1, nobody)
+            next(Session(ready, book, KEY, where, records=records).rounds())
 
     return run

@@ -22,17 +22,18 @@ from typing import Any
 
 from rich.console import Group
 
-from papers import tables, workers
+from papers import tables
 from papers.catalogue import EXPERIMENTS
 from papers.experiment import Cell, Entry, Experiment, tuning_cells
 from papers.make import Workshop
 from papers.packed import pack
-from papers.runner import STACK_ROWS, Runner, Silent, Watch, chosen_values, matching, settle
-from papers.store import Store, commit, hardware, versions
+from papers.runner import Cells, Silent, chosen_values, matching, settle
+from papers.store import Store, commit, hardware
 from sordino.engine.checkpoint import write_atomic
 from sordino.engine.devices import torch_device
 from sordino.errors import BadInput
-from sordino.study.result import to_json
+from sordino.study.result import to_json, versions
+from sordino.study.schedule import STACK_ROWS, Scheduler
 
 __all__ = ["Cell", "Experiment", "Reproduction", "get", "names", "pack", "run"]
 
@@ -66,22 +67,46 @@ class Reproduction:
         return tables.to_terminal(self.experiment, self.entries, self.about, width)
 
 
+@dataclass(frozen=True)
+class Options:
+    """How an experiment is reproduced.
+
+    Attributes
+    ----------
+    device: cpu, cuda or auto.
+    quick: scaled down to under two minutes on two cores; bundled data stands in for data that is not there.
+    seeds: how many, from 0 on; default: what the experiment says.
+    only: the runs to make: words in their block, row, column or seed ("tight, Dist1|Dist2"), or a function of a cell.
+    data: the folder of the data sets; default SORDINO_DATA, or ./data.
+    reuse: folders of other reproductions; a run that is finished there is not made again.
+    stack, rows, processes: see ``sordino.study.schedule.Scheduler``.
+    minutes: begin nothing new after so long; what was begun is finished.
+    precision: ``"mixed"`` lets a GPU compute activations in TF32; it is noted in results.json.
+    """
+
+    device: str = "cpu"
+    quick: bool = False
+    seeds: int | None = None
+    only: str | Callable[[Cell], bool] | None = None
+    data: str | os.PathLike[str] | None = None
+    reuse: Sequence[str | os.PathLike[str]] = ()
+    stack: bool | None = None
+    rows: int = STACK_ROWS
+    processes: int = 1
+    minutes: float | None = None
+    precision: str = "float32"
+
+    def __post_init__(self) -> None:
+        for key in ("seeds", "processes"):
+            if (value := getattr(self, key)) is not None and value < 1:
+                raise BadInput(f"{key} is {value}: at least one is needed")
+        for other in self.reuse:
+            if not (Path(other) / "cells").is_dir():
+                raise BadInput(f"{other} is not the folder of a reproduction: it has no folder called cells in it")
+
+
 def run(
-    name: str,
-    out: str | os.PathLike[str] | None = None,
-    *,
-    device: str = "cpu",
-    quick: bool = False,
-    seeds: int | None = None,
-    only: str | Callable[[Cell], bool] | None = None,
-    data: str | os.PathLike[str] | None = None,
-    reuse: Sequence[str | os.PathLike[str]] = (),
-    stack: bool | None = None,
-    rows: int = STACK_ROWS,
-    minutes: float | None = None,
-    precision: str = "float32",
-    processes: int = 1,
-    watch: Watch | None = None,
+    name: str, out: str | os.PathLike[str] | None = None, watch: Silent | None = None, **options: Any
 ) -> Reproduction:
     """Reproduce a table or figure, or go on with it; writes table.md, table.csv, curves.csv and results.json into out.
 
@@ -89,55 +114,40 @@ def run(
     ----------
     name: one of ``names()``.
     out: default ``runs/reproduce/NAME``, with ``-quick`` for a quick one.
-    quick: scaled down to under two minutes on two cores; bundled data stands in for data that is not there.
-    seeds: how many, from 0 on; default: what the experiment says.
-    only: the runs to make: words in their block, row, column or seed ("tight, Dist1|Dist2"), or a function of a cell.
-    data: the folder of the data sets; default SORDINO_DATA, or ./data.
-    reuse: folders of other reproductions; a run that is finished there is not made again.
-    stack: train runs that share data and model together; default: on a GPU. ``rows`` caps a stack.
-    minutes: begin nothing new after so long; what was begun is finished.
-    precision: ``"mixed"`` lets a GPU compute activations in TF32; it is noted in results.json.
-    processes: how many share the runs. Several keep a GPU busy that one cannot; on a CPU each takes a run at a time.
+    watch: is told how far it is.
+    options: see ``Options``.
     """
-    experiment = get(name)
-    if seeds is not None and seeds < 1:
-        raise BadInput(f"seeds is {seeds}: at least one is needed")
-    if processes < 1:
-        raise BadInput(f"processes is {processes}: at least one is needed")
-    where = torch_device(device)
-    folder = Path(out) if out is not None else Path("runs/reproduce") / (name + ("-quick" if quick else ""))
-    for other in reuse:
-        if not (Path(other) / "cells").is_dir():
-            raise BadInput(f"{other} is not the folder of a reproduction: it has no folder called cells in it")
+    experiment, asked = get(name), Options(**options)
+    where = torch_device(asked.device)
+    folder = Path(out) if out is not None else Path("runs/reproduce") / (name + ("-quick" if asked.quick else ""))
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise BadInput(f"cannot make the folder {folder}: {error.strerror}; name another one") from None
     started = time.monotonic()
-    workshop = Workshop(None if data is None else Path(data), stand_in=quick, precision=precision)
-    store = Store(folder, [Path(other) for other in reuse])
+    workshop = Workshop(None if asked.data is None else Path(asked.data), asked.quick, asked.precision)
+    store = Store(folder, [Path(other) for other in asked.reuse])
     about: dict[str, Any] = {
         "name": name,
         "title": experiment.title,
-        "quick": quick,
+        "quick": asked.quick,
         "date": datetime.date.today().isoformat(),
         "hardware": hardware(where),
         "commit": commit(),
         "versions": versions(),
-        "precision": precision,
+        "precision": asked.precision,
     }
-    computed = experiment.compute(quick) if experiment.compute else []
+    computed = experiment.compute(asked.quick) if experiment.compute else []
     about["seconds"] = time.monotonic() - started
-    planned = experiment.planned(quick, seeds)
-    wanted = matching(planned, only)
-    stacked = where.type == "cuda" if stack is None else stack
-    deadline = None if minutes is None else started + 60 * minutes
-    runner = Runner(workshop, store, device, stacked, rows, deadline, watch or Silent())
+    planned = experiment.planned(asked.quick, asked.seeds)
+    wanted = matching(planned, asked.only)
+    deadline = None if asked.minutes is None else started + 60 * asked.minutes
+    how = Scheduler(asked.device, asked.stack, asked.processes, asked.rows, deadline)
+    maker, watch = Cells(workshop, store, asked.device), watch or Silent()
     _, missing = chosen_values(experiment, wanted, store)
     try:
-        if not workers.finish(runner, missing, "choosing values", processes):
-            known = settle(wanted, chosen_values(experiment, wanted, store)[0])
-            workers.finish(runner, known, "training", processes)
+        if maker.finish(missing, "choosing values", how, watch):
+            maker.finish(settle(wanted, chosen_values(experiment, wanted, store)[0]), "training", how, watch)
     finally:  # whatever is there becomes a table, also when a person stops it
         about["elapsed"] = time.monotonic() - started
         done = _collected(Reproduction(experiment, computed, about, folder), planned, store, workshop)

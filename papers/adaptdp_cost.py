@@ -16,7 +16,8 @@ from papers.experiment import Entry
 from sordino import methods
 from sordino.data import Dataset
 from sordino.errors import SordinoError
-from sordino.study.run import Prepared, prepare, train_prepared
+from sordino.study.run import prepare
+from sordino.study.session import Prepared, train_prepared
 
 FIXED = ("DP-FedAvg", "b^C = b")
 WAYS: dict[tuple[str, str], methods.Method] = {

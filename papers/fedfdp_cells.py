@@ -103,10 +103,8 @@ def private_cell(
     block: str = ONE,
     epsilon: float = EPSILON,
     noise: float = NOISE,
-    clip: float = CLIP,
     weight: float | None = None,
     rate: float | None = None,
-    tune_at: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Cell:
     """One private method at (ε, 1e-5) with as many rounds as that pays for at z = ``noise``; η searched or given."""
     method = PRIVATE.get(row, "fedfdp")
@@ -132,12 +130,11 @@ def private_cell(
             "rounds": rounds(epsilon, noise, steps, method in RELEASES_LOSS),
             "steps": steps,
             "rate": RATE,
-            "clip": clip,
+            "clip": CLIP,
             "lr": rate or RATE_SHOWN,
             "evaluate": 50,
         },
         search=search if rate else {**search, "clip, lr": _steps(row, data["name"])},
-        tune_at=tune_at or {},
     )
 
 
@@ -181,18 +178,22 @@ def private_tables(spread: bool) -> tuple[Cell, ...]:
     """Table IV in three blocks, or Table V (``spread``) in one."""
     if spread:
         return tuple(
-            private_cell(row, column, dealt(data, beta, clients), tune_at={"data": dealt(data)})
+            replace(private_cell(row, column, dealt(data, beta, clients)), tune_at={"data": dealt(data)})
             for row in PRIVATE
             for column, (data, beta, clients) in SPREAD.items()
         )
     one = {(row, data): private_cell(row, data, dealt(data)) for row in PRIVATE for data in DATA}
     five = tuple(
-        private_cell(row, data, dealt(data), block=FIVE, tune_at={"training": usual.training, "parts": usual.parts})
+        replace(
+            private_cell(row, data, dealt(data), block=FIVE),
+            tune_at={"training": usual.training, "parts": usual.parts},
+        )
         for (row, data), usual in one.items()
         if row != "ALI-DPFL"  # which sets its steps itself, from five on
     )
     bounded = tuple(
-        private_cell(row, data, dealt(data), block=TANH, tune_at={"model_options": {"tanh": None}}) for row, data in one
+        replace(private_cell(row, data, dealt(data), block=TANH), tune_at={"model_options": {"tanh": None}})
+        for row, data in one
     )
     return (*one.values(), *five, *bounded)
 
@@ -219,8 +220,8 @@ def budget_cells() -> tuple[Cell, ...]:
         for column, (epsilon, noise) in BUDGETS.items():
             usual = private_cell(row, column, dealt("FashionMNIST"))
             at = {"budgets": {"spec": EPSILON}, "training": usual.training, "parts": usual.parts}
-            cell = private_cell(row, column, dealt("FashionMNIST"), epsilon=epsilon, noise=noise, tune_at=at)
-            cells.append(cell)
+            cell = private_cell(row, column, dealt("FashionMNIST"), epsilon=epsilon, noise=noise)
+            cells.append(replace(cell, tune_at=at))
     return tuple(cells)
 
 
@@ -247,14 +248,12 @@ def _named(cell: Cell, row: str, block: str = "") -> Cell:
 
 def clip_cells() -> tuple[Cell, ...]:
     """Figure 4: C at steps ηC of one length."""
-    return tuple(
-        _named(
-            private_cell("FedFDP", data, dealt(data), clip=clip, weight=0.1, rate=RATE_SHOWN * CLIP / clip),
-            f"C = {clip:g}",
-        )
-        for clip in CLIPS
-        for data in TWO
-    )
+    cells = []
+    for clip in CLIPS:
+        for data in TWO:
+            cell = private_cell("FedFDP", data, dealt(data), weight=0.1, rate=RATE_SHOWN * CLIP / clip)
+            cells.append(_named(replace(cell, training={**cell.training, "clip": clip}), f"C = {clip:g}"))
+    return tuple(cells)
 
 
 def noise_cells() -> tuple[Cell, ...]:

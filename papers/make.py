@@ -15,7 +15,8 @@ from papers.standin import load_or_stand_in
 from sordino import methods
 from sordino.data import Dataset, Federation
 from sordino.methods import Method, noises_of
-from sordino.study.run import Prepared, prepare
+from sordino.study.run import prepare
+from sordino.study.session import Prepared
 
 Noises = list[list[list[float]]]
 
@@ -35,6 +36,10 @@ class Workshop:
     _sets: dict[str, Dataset] = field(default_factory=dict)
     _federations: dict[str, Federation] = field(default_factory=dict)
     _noises: dict[str, Noises] = field(default_factory=dict)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Every process makes its own."""
+        return Workshop, (self.folder, self.stand_in, self.precision)
 
     def prepared(self, cell: Cell) -> Prepared:
         """The run of a cell, ready to train."""

@@ -97,13 +97,12 @@ FEW_ROWS = {"robust-hdp": {"aggregate": {"name": "robust-hdp", "rows": 1000}}}
 
 
 def _cell(
-    data: str, block: str, row: str, method: str, place: int, lr: float, parts: Mapping[str, object], column: str,
+    data: str, at: Place, method: str, place: int, lr: float, parts: Mapping[str, object],
     search: Mapping[str, tuple[object, ...]] | None = None, dealt: Mapping[str, object] = CLIENTS,
 ) -> Cell:  # fmt: skip
+    """The run at a place of a table, with the budgets of the distribution at ``place`` of DISTS."""
     return Cell(
-        block=block,
-        row=row,
-        column=column,
+        *at,
         data={"name": data, **dealt},
         budgets={"spec": f"dist{place + 1}-published", "delta": DELTA},
         model=NETWORK,
@@ -121,21 +120,21 @@ def utility_cells(data: str) -> tuple[Cell, ...]:
     for row, method in METHODS.items():
         calibrate = {"by": "rdp-robust-hdp", "strictest": method == "minimum-epsilon"}
         for place, (dist, lr) in enumerate(zip(DISTS, RATES[data][row])):
-            cells.append(_cell(data, AS_PUBLISHED, row, method, place, lr, {"calibrate": calibrate}, dist))
+            cells.append(_cell(data, (AS_PUBLISHED, row, dist), method, place, lr, {"calibrate": calibrate}))
     for row, weighing in (OURS | LIKE_OURS).items():
         for place, (dist, lr) in enumerate(zip(DISTS, RATES[data]["Robust-HDP"])):
             own = LONGER * lr / STEPPED["server_lr"]
             parts = {"server": AVERAGED, "calibrate": "tight", **weighing}
             tried = {"lr, clip": ((own, 1.0), (own, CLIP))}
-            cell = _cell(data, TIGHT, row, "random-effects", place, own, parts, dist, tried)
+            cell = _cell(data, (TIGHT, row, dist), "random-effects", place, own, parts, tried)
             training = {**cell.training, **STEPPED}
             cells.append(replace(cell, training=training, tune_at={"parts": {"aggregate": None}}))
     for place, (dist, lr) in enumerate(zip(DISTS, RATES[data]["WeiAvg"])):
-        cells.append(_cell(data, TIGHT, "WeiAvg", "weiavg", place, lr, {"calibrate": "tight"}, dist))
+        cells.append(_cell(data, (TIGHT, "WeiAvg", dist), "weiavg", place, lr, {"calibrate": "tight"}))
     for row in ("WeiAvg", "PFA", "Robust-HDP"):
         for place, (dist, lr) in enumerate(zip(DISTS, RATES[data][row])):
             calibrate = {"calibrate": "rdp-robust-hdp"}
-            cells.append(_cell(data, ALIKE, row, METHODS[row], place, lr, calibrate, dist, dealt=IDENTICAL))
+            cells.append(_cell(data, (ALIKE, row, dist), METHODS[row], place, lr, calibrate, dealt=IDENTICAL))
     return tuple(cells)
 
 
@@ -304,9 +303,8 @@ def _dimension_cells() -> tuple[Cell, ...]:
     place = DISTS.index("Dist9")
     return tuple(
         _cell(
-            "mnist", block, "PFA", "pfa", place, RATES["mnist"]["PFA"][place],
+            "mnist", (block, "PFA", f"{k} directions"), "pfa", place, RATES["mnist"]["PFA"][place],
             {"calibrate": calibrate, "aggregate": {"name": "pfa", "directions": k, "split": "top-share", "share": 0.2}},
-            f"{k} directions",
         )
         for block, calibrate in ((AS_PUBLISHED, "rdp-robust-hdp"), (TIGHT, "tight"))
         for k in (1, 2, 3, 4)

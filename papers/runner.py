@@ -1,12 +1,10 @@
-"""Runs the cells of an experiment: in stacks on a GPU, one after another elsewhere. What is finished is kept."""
+"""Cells of an experiment for the scheduler of many runs: how each is made, and what is kept of it."""
 
 from __future__ import annotations
 
-import hashlib
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -14,22 +12,17 @@ from papers.experiment import Cell, Experiment, Measure, Place, tuning_cells
 from papers.make import Workshop
 from papers.store import Store, diverged, figures, hardware
 from sordino.engine.devices import torch_device
-from sordino.errors import BadInput, Diverged
-from sordino.study.many import train_together
-from sordino.study.run import Prepared, Run, train_prepared
-
-STACK_ROWS = 1000
-"""Most participations of one round that share a stack, over all of its runs."""
-
-STACK_NUMBERS = 2_000_000_000
-"""Most parameters times rows of a stack: 8 GB for the updates of one round."""
+from sordino.errors import BadInput, Diverged, SordinoError
+from sordino.study.folder import Copies
+from sordino.study.schedule import Ending, Scheduler
+from sordino.study.session import Callback, Prepared, Run, train_prepared, train_together
 
 LOST = 1e6
 """A final loss from which on a run has diverged, though it be a number: to know nothing costs ln(classes)."""
 
 
-class Watch(Protocol):
-    """Is told how far a reproduction is."""
+class Silent:
+    """Is told how far a reproduction is, and shows nothing of it; other watches show it."""
 
     def begin(self, rounds: int, runs: int, what: str) -> None:
         """So many rounds of so many runs are about to be trained."""
@@ -42,126 +35,67 @@ class Watch(Protocol):
 
 
 @dataclass(frozen=True)
-class Silent:
-    """Tells nobody."""
-
-    def begin(self, rounds: int, runs: int, what: str) -> None:
-        """Nothing."""
-
-    def advance(self, rounds: int) -> None:
-        """Nothing."""
-
-    def say(self, line: str) -> None:
-        """Nothing."""
-
-
-@dataclass(frozen=True)
-class Runner:
-    """How cells are run: where, in stacks of how many rows, until when."""
+class Cells:
+    """Makes the runs of cells, and writes their numbers into a store: see ``schedule.Maker``."""
 
     workshop: Workshop
     store: Store
     device: str = "cpu"
-    stack: bool = False
-    rows: int = STACK_ROWS
-    deadline: float | None = None
-    """No stack is begun after this moment (``time.monotonic``)."""
-    watch: Watch = Silent()
 
-    def waiting(self, cells: Sequence[Cell]) -> list[Cell]:
-        """The runs that are not finished yet, each once."""
-        return list({cell.id: cell for cell in cells if self.store.read(cell) is None}.values())
+    def finish(self, cells: Sequence[Cell], what: str, how: Scheduler, watch: Silent) -> bool:
+        """Make the runs that are not finished yet; False where some had to be left for another time."""
+        every = list({cell.id: cell for cell in cells}.values())
+        left = {cell.id: cell.settled.training["rounds"] for cell in every if not self.finished(cell)}
+        if left:
+            watch.begin(sum(left.values()), len(left), what)
 
-    def finish(self, cells: Sequence[Cell], what: str) -> list[Cell]:
-        """Run what is not finished yet; returns the cells that had to be left for another time."""
-        waiting = self.waiting(cells)
-        if not waiting:
-            return []
-        ready = [(cell, self.workshop.prepared(cell)) for cell in waiting]
-        self.watch.begin(sum(one.plan.schedule.rounds for _, one in ready), len(ready), what)
-        stacks = list(self._stacks(ready))
-        for place, stack in enumerate(stacks):
-            if self.deadline is not None and time.monotonic() > self.deadline:
-                return [cell for later in stacks[place:] for cell, _ in later]
-            if self.stack:
-                self._run(stack)
-            else:
-                self._alone(*stack[0])
-        return []
+        def tell(some: Sequence[Cell], record: dict[str, Any]) -> None:
+            watch.advance(sum(1 for cell in some if record["round"] <= cell.settled.training["rounds"]))
 
-    def _stacks(self, ready: Sequence[tuple[Cell, Prepared]]) -> Iterator[list[tuple[Cell, Prepared]]]:
-        """Runs that can share a stack, as many as the cap on rows allows; single runs where nothing is stacked."""
-        groups: dict[str, list[tuple[Cell, Prepared]]] = {}
-        for cell, one in ready:
-            groups.setdefault(_kinship(one) if self.stack else cell.id, []).append((cell, one))
-        for group in groups.values():
-            stack: list[tuple[Cell, Prepared]] = []
-            held = 0
-            for cell, one in group:
-                most = min(self.rows, STACK_NUMBERS // one.engine.dimension)
-                if stack and held + _rows(one) > most:
-                    yield stack
-                    stack, held = [], 0
-                stack.append((cell, one))
-                held += _rows(one)
-            yield stack
+        for ended in how.run(every, self, tell):
+            self.workshop.replaced.update(ended.note)
+            cell = ended.job
+            if isinstance(ended.error, Diverged):
+                watch.say(f"{cell.row}, {cell.column}, seed {cell.seed}: {ended.error}")
+            elif ended.error is not None:
+                raise ended.error
+            del left[cell.id]
+        return not left
 
-    def _run(self, stack: list[tuple[Cell, Prepared]]) -> None:
-        runs = [one for _, one in stack]
-        try:
-            started = time.perf_counter()
-            done = train_together(
-                runs, self.device, lambda number: self.watch.advance(_live(runs, number)), keep=self.store.stacks
-            )
-            seconds = (time.perf_counter() - started) / len(stack)
-            for (cell, _), run in zip(stack, done):
-                self._keep(cell, run, seconds)
-        except BadInput as refusal:
-            if "share a stack" not in str(refusal):
-                raise
-            for cell, one in stack:
-                self._alone(cell, one)
+    def finished(self, cell: Cell) -> bool:
+        """Whether the store knows the cell's numbers."""
+        return self.store.read(cell) is not None
 
-    def _alone(self, cell: Cell, one: Prepared) -> None:
-        started = time.perf_counter()
-        run: Run | Diverged
-        try:
-            run = train_prepared(one, self.device, [lambda record: self.watch.advance(1)], keep=self.store.stacks)
-        except Diverged as error:
-            run = error
-        self._keep(cell, run, time.perf_counter() - started)
+    def begun(self, cell: Cell) -> bool:
+        """Never known: a run that was stopped is found by what it is, alone or in its stack."""
+        return False
 
-    def _keep(self, cell: Cell, run: Run | Diverged, seconds: float) -> None:
+    def kin(self, cell: Cell) -> Hashable:
+        """All cells of one model go together."""
+        return None
+
+    def prepared(self, cell: Cell) -> Prepared:
+        """The run of a cell."""
+        return self.workshop.prepared(cell)
+
+    def alone(self, cell: Cell, ready: Prepared, tell: Callback) -> Run:
+        """Train one run."""
+        return train_prepared(ready, self.device, [tell], self.store.stacks)
+
+    def together(self, cells: Sequence[Cell], runs: Sequence[Prepared], tell: Callback) -> Sequence[Run | SordinoError]:
+        """Train several runs in one stack."""
+        return train_together(runs, self.device, [tell], Copies(self.store.stacks, [one.kept_as for one in runs]))
+
+    def close(self, cell: Cell, found: Run | SordinoError, seconds: float) -> Ending[Cell]:
         """Write what a run came to. One that diverged is a result too, also if only its loss shows it."""
-        if isinstance(run, Run) and not run.result["final"]["loss"] < LOST:
-            run = Diverged(f"the loss is {run.result['final']['loss']:.2g} at the end: training diverged")
-        if isinstance(run, Run):
-            self.store.write(cell, figures(run.result, seconds, self.where))
-            return
-        self.watch.say(f"{cell.row}, {cell.column}, seed {cell.seed}: {run}")
-        self.store.write(cell, diverged(seconds, self.where, str(run)))
-
-    @property
-    def where(self) -> str:
-        """The hardware, in words."""
-        return hardware(torch_device(self.device))
-
-
-def _live(runs: Sequence[Prepared], number: int) -> int:
-    return sum(1 for one in runs if number <= one.plan.schedule.rounds)
-
-
-def _rows(one: Prepared) -> int:
-    return int(one.plan.schedule.asked.shape[1])
-
-
-def _kinship(one: Prepared) -> str:
-    """What runs of one stack have in common: the network with what it holds fixed, the shape of a record, the loss."""
-    fixed = hashlib.sha256()
-    for name, buffer in one.template.named_buffers():
-        fixed.update(name.encode() + np.ascontiguousarray(buffer.detach().cpu().numpy()).tobytes())
-    model = one.study["model"]
-    return repr([model["name"], model["options"], model["shape"], one.study["loss"], fixed.hexdigest()])
+        if isinstance(found, Run) and not found.result["final"]["loss"] < LOST:
+            found = Diverged(f"the loss is {found.result['final']['loss']:.2g} at the end: training diverged")
+        where = hardware(torch_device(self.device))
+        if isinstance(found, Run):
+            self.store.write(cell, figures(found.result, seconds, where))
+        elif isinstance(found, Diverged):
+            self.store.write(cell, diverged(seconds, where, str(found)))
+        return Ending(cell, None if isinstance(found, Run) else found, dict(self.workshop.replaced))
 
 
 def chosen_values(

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 
 from papers.experiment import Cell
-from sordino._version import __version__
 from sordino.engine.checkpoint import write_atomic
 from sordino.study.result import to_json
 
@@ -131,16 +130,6 @@ def hardware(device: torch.device) -> str:
     if device.type == "cuda":
         return f"one {torch.cuda.get_device_name(device)}"
     return f"{os.cpu_count()} CPU cores ({platform.machine()})"
-
-
-def versions() -> dict[str, str]:
-    """Of what the numbers depend on."""
-    return {
-        "sordino": __version__,
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "python": platform.python_version(),
-    }
 
 
 def commit() -> str | None:

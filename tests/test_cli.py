@@ -11,7 +11,7 @@ import torch
 import typer
 
 from sordino import cli
-from sordino.study import compare
+from sordino.study import many
 
 STUDY = """
 [study]
@@ -121,7 +121,7 @@ def test_run_writes_a_run_folder_and_refuses_to_overwrite_it(call, study, tmp_pa
     assert code == 0
     assert {p.name for p in folder.iterdir()} >= {"result.json", "study.json", "ledger.db", "log.jsonl"}
     result = json.loads((folder / "result.json").read_text())
-    assert result["schema"] == 1
+    assert result["schema"] == 2
     assert [r["round"] for r in result["rounds"]] == [1, 2, 3]
     assert all(p["spent_epsilon"] <= p["epsilon"] for p in result["privacy"])
     code, _, err = call("run", study())
@@ -160,12 +160,13 @@ def test_compare_leaves_out_what_diverges_and_says_so(call, study, tmp_path, mon
     code, _, err = call("compare", path, "--set", "training.server_lr=1e60", "--out", str(tmp_path / "all"))
     assert code == 1
     assert "training diverged" in err
-    real = compare.train
+    real = many.prepare
 
-    def wild(clients, **settings):
-        return real(clients, **settings | ({"server_lr": 1e60} if settings["method"].name == "fedavg" else {}))
+    def wild(clients, model, method, seed, options, settings, noises):
+        settings |= {"server_lr": 1e60} if method.name == "fedavg" else {}
+        return real(clients, model, method, seed, options, settings, noises)
 
-    monkeypatch.setattr(compare, "train", wild)
+    monkeypatch.setattr(many, "prepare", wild)
     caplog.clear()
     code, out, _ = call("compare", path, "--out", str(tmp_path / "some"))
     assert code == 0
@@ -333,12 +334,12 @@ def test_a_device_that_is_full_is_said_to_be_full(call, study, monkeypatch, erro
 
 
 def test_interruption_exits_130_and_says_how_to_go_on(call, study, monkeypatch):
-    import sordino.study.run as running
+    from sordino.study import session
 
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(running, "simulate", interrupt)
+    monkeypatch.setattr(session, "simulate", interrupt)
     code, _, err = call("run", study())
     assert code == 130
     assert "--resume" in err

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import json
+import signal
 import sys
+import threading
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,8 +15,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from sordino._version import __version__
-from sordino.commands import federation, reproduce
-from sordino.commands.ending import end_in_order
+from sordino.commands import federation, ledger, reproduce
+from sordino.commands.reproduce import Processes, Stack
 from sordino.errors import BadInput, BudgetRefused, SordinoError
 
 app = typer.Typer(
@@ -26,9 +27,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 data_app = typer.Typer(help="Data sets: what is there, how to get one, a schema for your own.", no_args_is_help=True)
-ledger_app = typer.Typer(help="A client's ledger: what it has spent, whether it is sound.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
-app.add_typer(ledger_app, name="ledger")
+app.add_typer(ledger.app, name="ledger")
 app.command()(reproduce.reproduce)
 
 out_console = Console()
@@ -37,6 +37,25 @@ _state = {"verbose": False, "quiet": False}
 
 StudyFile = Annotated[Path, typer.Argument(help="A study file (TOML).", show_default=False)]
 Settings = Annotated[list[str], typer.Option("--set", help="Put section.key=value (a TOML value) over the study.")]
+
+
+def _say(line: str) -> None:
+    out_console.print(line, highlight=False)
+
+
+def _table(*columns: str) -> Table:
+    table = Table(header_style="bold")
+    for column in columns:
+        table.add_column(column)
+    return table
+
+
+def _report(results: list[dict[str, Any]], path: Path) -> None:
+    from sordino.study.compare import plain_results
+    from sordino.study.report import write
+
+    write(plain_results(results), path)
+    _say(f"report: {path}")
 
 
 def _version(asked: bool) -> None:
@@ -69,9 +88,7 @@ def methods() -> None:
     """List the methods and the parts they are made of."""
     from sordino.methods import get, names
 
-    table = Table(header_style="bold")
-    for column in ("method", "private", "what it does"):
-        table.add_column(column)
+    table = _table("method", "private", "what it does")
     for name in names():
         method = get(name)
         table.add_row(name, "yes" if method.private else "[red]NOT PRIVATE[/red]", method.summary)
@@ -118,6 +135,8 @@ def run(
     ledger: Annotated[Path | None, typer.Option(help="A ledger that is cumulative over runs.")] = None,
     track: Annotated[str | None, typer.Option(help="Log to tensorboard or mlflow, like study.track.")] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Run a \\[sweep] of any size.")] = False,
+    stack: Stack = None,
+    processes: Processes = 1,
 ) -> None:
     """Train a study; writes result.json, the ledger, checkpoints and a log into the run folder.
 
@@ -129,18 +148,20 @@ def run(
     from sordino.study.run import train
     from sordino.study.track import tracker
 
-    read = read_study(study, set_)
+    read = read_study(study, [*set_, *([f"study.track={track}"] if track else [])])
     folder = out or Path("runs") / read.study.name
     if resume and not read.sweep and not (folder / "study.json").exists():
         raise BadInput(f"--resume: {folder} holds no run to go on with; leave it out, or name the folder by --out")
     if read.sweep:
         if ledger:
             raise BadInput("--ledger does not go with a [sweep]: each of its runs has a ledger of its own")
-        return _sweep(read, folder, yes, track)
+        return _sweep(read, folder, yes, stack, processes)
+    if stack or processes > 1:
+        raise BadInput("--stack and --processes are for many runs, and this study is one: give it a [sweep]")
     if ledger is not None:
         check_path(ledger.resolve(), readonly=False)
     clients, method = read.federation(), read.chosen_method()
-    tracking = tracker(track or read.study.track, folder, read, folder.name)
+    tracking = tracker(read.study.track, folder, read, folder.name)
     with Live(err_console, _state["quiet"]) as live, tracking as tracked:
         done = train(
             clients,
@@ -157,22 +178,23 @@ def run(
     _conclude(done.result, folder)
 
 
-def _sweep(read: Any, folder: Path, yes: bool, track: str | None) -> None:
-    from sordino.study.compare import comparison_table, plain_results
+def _sweep(read: Any, folder: Path, yes: bool, stack: bool | None, processes: int) -> None:
+    from sordino.study.compare import comparison_table
     from sordino.study.progress import Live
-    from sordino.study.report import write
+    from sordino.study.schedule import Scheduler
     from sordino.study.sweep import sweep
     from sordino.study.tidy import write_tables
 
     with Live(err_console, _state["quiet"]) as live:
-        runs = sweep(read, folder, live.watch, yes, track)
+        runs = sweep(read, folder, live.watch, yes, Scheduler(read.study.device, stack, processes))
     results = [run.result for run in runs if run.result is not None]
     out_console.print(comparison_table(results, [run.point.label for run in runs if run.result is not None]))
     for run in runs:
         if run.failed:
-            out_console.print(f"[bold red]failed[/bold red] {run.point.name}: {run.failed}", highlight=False)
-    for path in [*write_tables(runs, folder), write(plain_results(results), folder / "report.html")]:
-        out_console.print(f"{path.name}: {path}", highlight=False)
+            _say(f"[bold red]failed[/bold red] {run.point.name}: {run.failed}")
+    for path in write_tables(runs, folder):
+        _say(f"{path.name}: {path}")
+    _report(results, folder / "report.html")
     raise typer.Exit(1 if any(run.failed for run in runs) else 0)
 
 
@@ -182,7 +204,7 @@ def _conclude(result: dict[str, Any], folder: Path) -> None:
     out_console.print(comparison_table([result]))
     if not result["private"]:
         out_console.print("[bold red]NOT PRIVATE[/bold red]: no noise was added and no budget protects anybody.")
-    out_console.print(f"result: {folder / 'result.json'}", highlight=False)
+    _say(f"result: {folder / 'result.json'}")
     if result.get("stopped", {}).get("refused"):
         err_console.print(f"[bold red]budget[/bold red] {escape(result['stopped']['reason'])}", highlight=False)
         raise typer.Exit(BudgetRefused.exit_code)
@@ -193,21 +215,22 @@ def compare(
     study: StudyFile,
     set_: Settings = [],  # noqa: B006
     out: Annotated[Path | None, typer.Option(help="Folder of the runs. Default: runs/NAME-compare.")] = None,
+    stack: Stack = None,
+    processes: Processes = 1,
 ) -> None:
     """Run several methods and seeds of one study; prints a table and writes a report. Interrupted: call it again."""
     from sordino.study.compare import compare as run_all
-    from sordino.study.compare import comparison_table, plain_results
+    from sordino.study.compare import comparison_table
     from sordino.study.file import read_study
     from sordino.study.progress import Live
-    from sordino.study.report import write
+    from sordino.study.schedule import Scheduler
 
     read = read_study(study, set_)
     folder = out or Path("runs") / f"{read.study.name}-compare"
     with Live(err_console, _state["quiet"]) as live:
-        results = run_all(read, folder, live.watch)
+        results = run_all(read, folder, live.watch, Scheduler(read.study.device, stack, processes))
     out_console.print(comparison_table(results))
-    write(plain_results(results), folder / "report.html")
-    out_console.print(f"report: {folder / 'report.html'}", highlight=False)
+    _report(results, folder / "report.html")
 
 
 @app.command()
@@ -216,16 +239,13 @@ def report(
     out: Annotated[Path, typer.Option(help="The HTML file.")] = Path("report.html"),
 ) -> None:
     """Write one self-contained HTML report of one run, or of several side by side."""
-    from sordino.study.compare import plain_results
-    from sordino.study.report import write
     from sordino.study.result import read_result
 
     files = [one / "result.json" if one.is_dir() else one for one in runs]
     twice = [file for place, file in enumerate(files) if file.resolve() in [one.resolve() for one in files[:place]]]
     if twice:
         raise BadInput(f"{twice[0]} is named twice: it would count as two runs; name it once")
-    write(plain_results([read_result(file) for file in files]), out)
-    out_console.print(f"report: {out}", highlight=False)
+    _report([read_result(file) for file in files], out)
 
 
 @app.command()
@@ -235,9 +255,9 @@ def audit(
     canaries: Annotated[int, typer.Option(help="How many canaries.")] = 100_000,
 ) -> None:
     """Attack every method's real client step with canaries; fails when a proven lower bound exceeds the claimed ε."""
-    from sordino.engine.canaries import Trial, audit_method
     from sordino.methods import get
     from sordino.methods import names as all_names
+    from sordino.study.audit import Trial, audit_method
 
     table = Table(title=f"{canaries:,} canaries, bounds true with 99 % confidence each", header_style="bold")
     for column in ("method", "sampling", "claimed ε", "one-run", "Gaussian", "verdict"):
@@ -291,10 +311,8 @@ def data_list(folder: Annotated[Path | None, typer.Option(help="Where standard d
     """Say which data sets are there and how to get the others."""
     from sordino.data import available
 
-    table = Table(header_style="bold")
     columns = ("name", "what", "records", "status", "get")
-    for column in columns:
-        table.add_column(column)
+    table = _table(*columns)
     for row in available(folder):
         table.add_row(*(str(row.get(column) or "") for column in columns))
     out_console.print(table)
@@ -317,7 +335,7 @@ def data_get(
             progress.update(task, completed=done, total=total, description=what)
 
         where = get(name, folder, progress=show)
-    out_console.print(f"{name} is in {where}", highlight=False)
+    _say(f"{name} is in {where}")
 
 
 @data_app.command("schema")
@@ -328,74 +346,29 @@ def data_schema(folder: Annotated[Path, typer.Argument(help="A folder of client 
     typer.echo(draft_schema(folder))
 
 
-@ledger_app.command("show")
-def ledger_show(
-    path: Annotated[Path, typer.Argument(help="The ledger.", show_default=False)],
-    client: Annotated[str | None, typer.Option(help="One client only.")] = None,
-) -> None:
-    """Print each client's statement in plain words."""
-    from sordino.privacy.statement import statement, statement_text
-
-    with _ledger(path) as book:
-        names = [account.client for account in book.accounts()]
-        if client is not None and client not in names:
-            known = ", ".join(names[:10]) + (", …" if len(names) > 10 else "")
-            raise BadInput(f"--client {client!r} has no account in {path}: it has {known or 'none at all'}")
-        for name in names if client is None else [client]:
-            typer.echo(statement_text(statement(book, name)) + "\n")
-
-
-@ledger_app.command("verify")
-def ledger_verify(path: Annotated[Path, typer.Argument(help="The ledger.", show_default=False)]) -> None:
-    """Check every byte of the ledger, also while a site has it open."""
-    with _ledger(path) as book:
-        sealed = book.verify()
-    out_console.print(f"{path} is sound", highlight=False)
-    if not sealed:
-        out_console.print(
-            "It has no seal: a process is writing to it, or was killed while it did. Entries and stored releases were "
-            "checked; bytes that none of them uses are covered again once it was opened and closed.",
-            highlight=False,
-        )
-
-
-@ledger_app.command("export")
-def ledger_export(path: Annotated[Path, typer.Argument(help="The ledger.", show_default=False)]) -> None:
-    """Print everything the ledger holds as JSON."""
-    from sordino.privacy.statement import export
-
-    with _ledger(path) as book:
-        typer.echo(json.dumps(export(book), indent=1, ensure_ascii=False))
-
-
-@ledger_app.command("rebind")
-def ledger_rebind(
-    site: Annotated[Path, typer.Argument(help="The site's SITE.toml.", show_default=False)],
-    officer: Annotated[str, typer.Option(help="Who decided it.", show_default=False)],
-    reason: Annotated[str, typer.Option(help="Why; it is recorded for ever.", show_default=False)],
-) -> None:
-    """Let a site's ledger go on under another site name, or with other records. What was spent stays spent."""
-    from sordino.study.site_file import read_site
-
-    account = read_site(site).rebind(reason, officer)
-    out_console.print(f"recorded: {site} goes on with the account {account!r}", highlight=False)
-
-
-def _ledger(path: Path) -> Any:
-    from sordino.privacy.ledger import Ledger
-
-    if not path.exists():
-        raise BadInput(f"ledger {path} does not exist")
-    return Ledger(path, readonly=True)
-
-
 federation.register(app)
+
+
+def _end_in_order() -> None:
+    """SIGTERM, which service managers send, ends a command like Ctrl-C: ledgers are sealed, and what it started ends.
+
+    A second one changes nothing: the first is being obeyed.
+    """
+
+    def stop(number: int, frame: Any) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, stop)
 
 
 def main() -> None:
     """Run a command; turn errors into one line and an exit code: 1 internal, 2 bad input, 3 budget, 130 interrupted."""
     try:
-        end_in_order()
+        _end_in_order()
+        if "" not in sys.path:  # the folder one is in: names such as module:attribute are found there first
+            sys.path.insert(0, "")
         code = app(standalone_mode=False) or 0
         if code == 130:  # typer turns Ctrl-C into this code without a word
             raise KeyboardInterrupt

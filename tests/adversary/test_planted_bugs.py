@@ -22,7 +22,7 @@ from sordino.engine.federation.site import Site
 from sordino.engine.federation.wire import Packet, pack, unpack
 from sordino.privacy.gate import Gate
 from sordino.privacy.types import Release
-from sordino.study import run as study_run
+from sordino.study import session
 
 Patch = pytest.MonkeyPatch
 
@@ -216,7 +216,7 @@ def test_a_seed_from_the_data(monkeypatch: Patch):
     def key(ready: Any) -> str:
         return hashlib.sha256(ready.clients.x.tobytes()).hexdigest()
 
-    monkeypatch.setattr(study_run.Prepared, "key", property(key))
+    monkeypatch.setattr(session.Prepared, "key", property(key))
     named(found(sampling="poisson", rate=0.5), "coins", "the batches of 'gradient', client-00 in round 1")
 
 

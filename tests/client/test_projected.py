@@ -8,7 +8,7 @@ import sordino as sd
 from sordino import methods
 from sordino.client.local import projected
 from sordino.engine.simulate import collect
-from sordino.study import run as running
+from sordino.study import session
 
 SETTINGS = {"rounds": 4, "rate": 0.2, "steps": 2, "lr": 0.2, "clip": 0.7}
 
@@ -50,7 +50,7 @@ def test_where_rows_of_both_kinds_are_in_one_matrix_each_has_one_of_the_two():
 
 @pytest.mark.parametrize("select", [{}, {"select": "uniform"}])
 def test_the_model_is_that_of_whole_uploads(digits, monkeypatch, select):
-    monkeypatch.setattr(running.Prepared, "key", property(lambda self: "the same for all"))
+    monkeypatch.setattr(session.Prepared, "key", property(lambda self: "the same for all"))
     keys = {**SETTINGS, "select": 5} if select else SETTINGS
     short = sd.train(digits, "logistic", methods.get("pfa-plus", select), **keys)
     whole = sd.train(digits, "logistic", methods.get("pfa-plus", {"local": "sgd", **select}), **keys)

@@ -13,13 +13,13 @@ from torch import nn
 import sordino as sd
 from papers.published_levels import levels_table, published_levels
 from sordino.data.dataset import Dataset
-from sordino.engine.canaries import Trial, audit_method
 from sordino.errors import BadInput
 from sordino.methods import get
 from sordino.methods.asking import squared_norm, under_radius
 from sordino.privacy.accounting import calibrate
 from sordino.privacy.generators import Keyed
 from sordino.study import run as running
+from sordino.study.audit import Trial, audit_method
 from sordino.study.file import make_study
 
 _spec = importlib.util.spec_from_file_location("adaptive_loop", Path(__file__).with_name("adaptive_loop.py"))

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from sordino.client.clip import Clip
-from sordino.engine.canaries import Trial, audit_method
 from sordino.errors import BadInput
 from sordino.methods import Method, get, names
 from sordino.privacy import gate
+from sordino.study.audit import Trial, audit_method
 
 PRIVATE = [name for name in names() if get(name).private]
 

@@ -2,13 +2,13 @@
 
 import pytest
 
-from sordino.engine.canaries import Trial, audit_releases
 from sordino.errors import BadInput
 from sordino.methods import Method, get
 from sordino.methods.asking import candidate_loss
 from sordino.methods.selection import power_of_choice
 from sordino.privacy import gate
 from sordino.server import rules
+from sordino.study.audit import Trial, audit_releases
 
 SHORT = Trial(epsilon=2.0, rounds=1, steps=1, canaries=10_000)
 OWN = {"ask": {"name": "loss", "share": 0.5}}

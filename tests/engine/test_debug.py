@@ -13,7 +13,8 @@ from sordino.engine.checkpoint import Checkpoint
 from sordino.errors import BadInput, SordinoError
 from sordino.privacy.gate import Gate
 from sordino.privacy.generators import Secret
-from sordino.study.run import make_setup, prepare
+from sordino.study.run import prepare
+from sordino.study.session import make_setup
 from sordino.study.trace import trace
 
 SETTINGS = {"rate": 0.2, "lr": 0.3, "clip": 0.7}

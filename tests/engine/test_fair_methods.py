@@ -12,6 +12,7 @@ import sordino as sd
 from sordino import methods
 from sordino.errors import BadInput
 from sordino.study import run as running
+from sordino.study import session
 
 _spec = importlib.util.spec_from_file_location("plain_fair", Path(__file__).with_name("plain_fair.py"))
 plain = importlib.util.module_from_spec(_spec)
@@ -29,7 +30,7 @@ def distance(a, b):
 @pytest.fixture
 def same_draws(monkeypatch):
     """Batches and noise that do not depend on the method, so that two methods can be compared."""
-    monkeypatch.setattr(running.Prepared, "key", property(lambda self: "the same for all"))
+    monkeypatch.setattr(session.Prepared, "key", property(lambda self: "the same for all"))
 
 
 def trained(clients, method, parts=None, **settings):
@@ -82,8 +83,8 @@ def test_stacked_rows_give_the_same_weights(digits, case, monkeypatch):
     """The layout that a GPU uses, on the CPU."""
     method, _, parts = CASES[case]
     one_by_one = trained(digits, method, parts, steps=2)
-    plain_work = running.Work
-    monkeypatch.setattr(running, "Work", lambda *a, **k: plain_work(*a, **{**k, "stack": True}))
+    plain_work = session.Work
+    monkeypatch.setattr(session, "Work", lambda *a, **k: plain_work(*a, **{**k, "stack": True}))
     assert distance(trained(digits, method, parts, steps=2).weights, one_by_one.weights) < 1e-5
 
 

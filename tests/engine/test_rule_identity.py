@@ -17,8 +17,8 @@ from sordino.methods import asking, selection
 from sordino.methods.identity import identities, identity
 from sordino.server import after, fair, rules
 from sordino.server.facts import Outcome, Told
-from sordino.study.many import train_together
 from sordino.study.run import prepare
+from sordino.study.session import train_together
 
 SETTINGS = {"rounds": 2, "rate": 0.3, "lr": 0.3}
 STRENGTH = 0.5

@@ -21,6 +21,7 @@ from sordino.errors import BudgetRefused
 from sordino.privacy.ledger import Charge, Ledger, Plan
 from sordino.privacy.types import Event, Sampling
 from sordino.study import run as running
+from sordino.study import session
 
 _spec = importlib.util.spec_from_file_location("plain_loop", Path(__file__).with_name("plain_loop.py"))
 plain_loop = importlib.util.module_from_spec(_spec)
@@ -48,8 +49,8 @@ def test_chunking_does_not_change_the_weights(digits, monkeypatch):
 def test_stacked_rows_give_the_same_weights_as_rows_one_by_one(digits, steps, monkeypatch):
     """The layout that a GPU uses, on the CPU."""
     one_by_one = sd.train(digits, "cnn-small", rounds=2, steps=steps, **SETTINGS)
-    plain = running.Work
-    monkeypatch.setattr(running, "Work", lambda *a, stack: plain(*a, stack=True))
+    plain = session.Work
+    monkeypatch.setattr(session, "Work", lambda *a, stack: plain(*a, stack=True))
     stacked = sd.train(digits, "cnn-small", rounds=2, steps=steps, **SETTINGS)
     assert plain_loop.close(stacked.weights, one_by_one.weights) < 1e-5
 
@@ -84,8 +85,8 @@ def test_drawing_the_next_round_ahead_changes_nothing(digits, monkeypatch):
 
 def test_large_batches_are_cut_into_pieces_and_never_truncated(digits, monkeypatch):
     whole = sd.train(digits, "logistic", rounds=1, steps=2, **SETTINGS)
-    plain = running.Work
-    monkeypatch.setattr(running, "Work", lambda *a, stack: plain(*a, stack=stack, most=3))
+    plain = session.Work
+    monkeypatch.setattr(session, "Work", lambda *a, stack: plain(*a, stack=stack, most=3))
     pieces = sd.train(digits, "logistic", rounds=1, steps=2, **SETTINGS)
     assert plain_loop.close(pieces.weights, whole.weights) < 1e-5
 

@@ -5,11 +5,12 @@ import pytest
 
 import sordino as sd
 from sordino import methods
-from sordino.errors import BadInput, Diverged, SordinoError
-from sordino.study import many, stacked
-from sordino.study import run as running
-from sordino.study.many import train_together
-from sordino.study.run import prepare, train_prepared
+from sordino.errors import BadInput, CannotStack, Diverged, SordinoError
+from sordino.privacy.ledger import Ledger
+from sordino.study import folder, session
+from sordino.study.folder import Copies
+from sordino.study.run import prepare
+from sordino.study.session import train_prepared, train_together
 
 
 def together_and_alone(cases, model="logistic"):
@@ -123,7 +124,7 @@ def test_data_sets_of_one_shape_share_a_stack(digits):
 
 def test_runs_without_a_common_model_are_refused(digits):
     runs = [prepare(digits, model, "dp-fedavg", 0, None, {"rounds": 1}) for model in ("logistic", "mlp")]
-    with pytest.raises(BadInput, match="one model"):
+    with pytest.raises(CannotStack, match="one model"):
         train_together(runs, device="cpu")
 
 
@@ -146,35 +147,40 @@ def stoppable(digits):
     return [prepare(digits, "logistic", method, 0, None, dict(common)) for method in chosen]
 
 
+def kept(runs, where, stop=None):
+    """Train a stack that keeps its state in a folder."""
+    return train_together(runs, "cpu", [stop] if stop else (), Copies(where, [one.kept_as for one in runs]))
+
+
 class Stopped(BaseException):
     """As Ctrl-C would be."""
 
 
 def test_a_stack_that_was_stopped_goes_on_where_it_was(digits, tmp_path, monkeypatch):
-    monkeypatch.setattr(stacked, "EVERY", 0.0)
+    monkeypatch.setattr(folder, "EVERY", 0.0)
     whole = train_together(stoppable(digits), "cpu")
 
-    def stop(number):
-        if number == 3:
+    def stop(record):
+        if record["round"] == 3:
             raise Stopped
 
     with pytest.raises(Stopped):
-        train_together(stoppable(digits), "cpu", stop, keep=tmp_path / "stacks")
+        kept(stoppable(digits), tmp_path / "stacks", stop)
     trained = []
-    real = many.simulate_together
+    real = session.simulate_together
 
     def counted(setups, states, lost):
         for number in real(setups, states, lost):
             trained.append(number)
             yield number
 
-    monkeypatch.setattr(many, "simulate_together", counted)
-    other = train_together(stoppable(digits)[:2], "cpu", keep=tmp_path / "stacks")
+    monkeypatch.setattr(session, "simulate_together", counted)
+    other = kept(stoppable(digits)[:2], tmp_path / "stacks")
     assert trained == [1, 2, 3, 4], "another stack does not take what is kept of this one"
     trained.clear()
     seen = []
-    again = train_together(stoppable(digits), "cpu", seen.append, keep=tmp_path / "stacks")
-    assert trained == [3, 4], "the state after round 2 was the last to be kept"
+    again = kept(stoppable(digits), tmp_path / "stacks", lambda record: seen.append(record["round"]))
+    assert trained == [4], "the state after round 3 was the last to be kept"
     assert seen == [1, 2, 3, 4]
     for one, two in [*zip(whole, again), *zip(whole, other)]:
         assert np.allclose(one.weights, two.weights, rtol=1e-6, atol=1e-7)
@@ -185,27 +191,27 @@ def test_a_stack_that_was_stopped_goes_on_where_it_was(digits, tmp_path, monkeyp
 
 
 def test_a_stack_that_lost_a_run_goes_on_without_it(digits, tmp_path, monkeypatch):
-    monkeypatch.setattr(stacked, "EVERY", 0.0)
+    monkeypatch.setattr(folder, "EVERY", 0.0)
     keys = [{"rounds": 4, "rate": 0.2}, {"rounds": 4, "rate": 0.2, "server_lr": 1e60}]
 
     def ready():
         return [prepare(digits, "logistic", "dp-fedavg", 0, None, one) for one in keys]
 
-    def stop(number):
-        if number == 3:
+    def stop(record):
+        if record["round"] == 3:
             raise Stopped
 
     with pytest.raises(Stopped):
-        train_together(ready(), "cpu", stop, keep=tmp_path)
-    good, lost = train_together(ready(), "cpu", keep=tmp_path)
+        kept(ready(), tmp_path, stop)
+    good, lost = kept(ready(), tmp_path)
     assert_same(good, train_prepared(ready()[0]))
     assert isinstance(lost, Diverged)
     assert "after round 1" in str(lost)
 
 
 def test_a_crash_while_a_stack_is_kept_leaves_what_was_kept_before(digits, tmp_path, monkeypatch):
-    monkeypatch.setattr(stacked, "EVERY", 0.0)
-    real, calls = many.Ledger.copy, []
+    monkeypatch.setattr(folder, "EVERY", 0.0)
+    real, calls = Ledger.copy, []
 
     def failing(self, path):
         calls.append(path)
@@ -213,18 +219,18 @@ def test_a_crash_while_a_stack_is_kept_leaves_what_was_kept_before(digits, tmp_p
             raise Stopped
         real(self, path)
 
-    monkeypatch.setattr(many.Ledger, "copy", failing)
+    monkeypatch.setattr(Ledger, "copy", failing)
     with pytest.raises(Stopped):
-        train_together(stoppable(digits), "cpu", keep=tmp_path)
-    monkeypatch.setattr(many.Ledger, "copy", real)
-    whole, again = train_together(stoppable(digits), "cpu"), train_together(stoppable(digits), "cpu", keep=tmp_path)
+        kept(stoppable(digits), tmp_path)
+    monkeypatch.setattr(Ledger, "copy", real)
+    whole, again = train_together(stoppable(digits), "cpu"), kept(stoppable(digits), tmp_path)
     for one, two in zip(whole, again):
         assert np.allclose(one.weights, two.weights, rtol=1e-6, atol=1e-7)
         assert two.privacy == one.privacy
 
 
 def test_a_run_alone_that_was_stopped_goes_on_where_it_was(digits, tmp_path, monkeypatch):
-    monkeypatch.setattr(stacked, "EVERY", 0.0)
+    monkeypatch.setattr(folder, "EVERY", 0.0)
 
     def stop(record):
         if record["round"] == 3:
@@ -236,7 +242,7 @@ def test_a_run_alone_that_was_stopped_goes_on_where_it_was(digits, tmp_path, mon
             train_prepared(one, callbacks=[stop], keep=tmp_path / "runs")
         seen, trained = [], []
         with monkeypatch.context() as patch:
-            patch.setattr(running, "simulate", counting(trained))
+            patch.setattr(session, "simulate", counting(trained))
             again = train_prepared(one, callbacks=[lambda record, to=seen: to.append(record)], keep=tmp_path / "runs")
         assert trained == [4], "three rounds were kept"
         assert [record["round"] for record in seen] == [1, 2, 3, 4]
@@ -245,7 +251,7 @@ def test_a_run_alone_that_was_stopped_goes_on_where_it_was(digits, tmp_path, mon
         assert not (tmp_path / "runs").exists(), "what has ended is forgotten"
 
 
-def counting(trained, real=running.simulate):
+def counting(trained, real=session.simulate):
     def simulate(setup, state):
         for now in real(setup, state):
             trained.append(now.round)
@@ -255,8 +261,8 @@ def counting(trained, real=running.simulate):
 
 
 def test_a_full_disk_does_not_cost_what_was_kept_before(digits, tmp_path, monkeypatch):
-    monkeypatch.setattr(stacked, "EVERY", 0.0)
-    real, saved = stacked.save_checkpoint, []
+    monkeypatch.setattr(folder, "EVERY", 0.0)
+    real, saved = folder.save_checkpoint, []
 
     def full(path, state):
         saved.append(path)
@@ -265,18 +271,18 @@ def test_a_full_disk_does_not_cost_what_was_kept_before(digits, tmp_path, monkey
         real(path, state)
 
     one = stoppable(digits)[0]
-    for train in (lambda: train_prepared(one, keep=tmp_path), lambda: train_together([one], "cpu", keep=tmp_path)):
+    for train in (lambda: train_prepared(one, keep=tmp_path), lambda: kept([one], tmp_path)):
         saved.clear()
         with monkeypatch.context() as patch:
-            patch.setattr(stacked, "save_checkpoint", full)
+            patch.setattr(folder, "save_checkpoint", full)
             with pytest.raises(BadInput, match="no space"):
                 train()
-        assert stacked.Stacked.below(tmp_path, [one.kept_as]).names(), "two rounds are still there"
+        assert Copies(tmp_path, [one.kept_as]).copy, "two rounds are still there"
         train()
 
 
 def test_a_run_alone_that_diverges_is_forgotten(digits, tmp_path, monkeypatch):
-    monkeypatch.setattr(stacked, "EVERY", 0.0)
+    monkeypatch.setattr(folder, "EVERY", 0.0)
     wild = prepare(digits, "logistic", "fedavg", 0, None, {"rounds": 3, "lr": 1e20, "server_lr": 1e30, "rate": 0.5})
     with pytest.raises(SordinoError, match="no longer finite"):
         train_prepared(wild, keep=tmp_path / "runs")
@@ -284,5 +290,5 @@ def test_a_run_alone_that_diverges_is_forgotten(digits, tmp_path, monkeypatch):
 
 
 def test_a_ledger_of_real_budgets_is_not_copied(tmp_path):
-    with many.Ledger(tmp_path / "real.db") as book, pytest.raises(BadInput, match="spent once"):
+    with Ledger(tmp_path / "real.db") as book, pytest.raises(BadInput, match="spent once"):
         book.copy(tmp_path / "copy.db")

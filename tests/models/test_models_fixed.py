@@ -11,7 +11,8 @@ from torch import nn
 import sordino as sd
 from sordino import models
 from sordino.client import gradients
-from sordino.study.run import prepare, train_prepared
+from sordino.study.run import prepare
+from sordino.study.session import train_prepared
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ class StopAfter(Silent):
     """Presses Ctrl-C after so many rounds."""
 
     def __init__(self, rounds):
-        object.__setattr__(self, "left", [rounds])
+        self.left = [rounds]
 
     def advance(self, rounds):
         self.left[0] -= rounds

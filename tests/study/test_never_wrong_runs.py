@@ -9,8 +9,8 @@ import pytest
 import sordino as sd
 from sordino import cli
 from sordino.errors import BadInput
-from sordino.study.many import train_together
 from sordino.study.run import prepare
+from sordino.study.session import train_together
 
 STUDY = """
 [study]

@@ -62,7 +62,9 @@ def test_a_comparison_is_tracked_as_the_study_says(tmp_path, events):
 def test_mlflow_holds_every_round_parameters_and_the_tag(tmp_path, monkeypatch):
     mlflow = pytest.importorskip("mlflow", reason=REMEDY)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    runs = sweep(study(sweep={"method.name": ["dp-fedavg", "fedavg"]}), tmp_path, track="mlflow")
+    made = study(sweep={"method.name": ["dp-fedavg", "fedavg"]})
+    made.study.track = "mlflow"
+    runs = sweep(made, tmp_path)
     client = mlflow.MlflowClient(f"file:{tmp_path / 'mlruns'}")
     (experiment,) = (one for one in client.search_experiments() if one.name == "small")
     kept = {one.info.run_name: one for one in client.search_runs([experiment.experiment_id])}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Annotated, Any
 
 import typer
@@ -14,10 +13,17 @@ from rich.table import Table
 from rich.text import Text
 
 NAME_WIDTH = 22
+OPTIONS = ("device", "quick", "seeds", "only", "data", "stack", "processes", "precision")
+"""What ``papers.run`` is called with as it was given."""
+
+Stack = Annotated[
+    bool | None, typer.Option("--stack/--no-stack", help="Train runs that share a model together. Default: on a GPU.")
+]
+Processes = Annotated[int, typer.Option(min=1, help="How many processes share the runs.")]
 
 
 class Bar:
-    """Rounds done and time left, over all runs."""
+    """Shows rounds done and time left, over all runs."""
 
     def __init__(self, quiet: bool) -> None:
         columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.percentage:.0f} %"))
@@ -27,24 +33,15 @@ class Bar:
         self.bars = Progress(*columns, *times, console=self.console, disable=quiet or not self.console.is_terminal)
         self.task = self.bars.add_task("preparing", total=None)
 
-    def __enter__(self) -> Bar:
-        self.bars.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.bars.stop()
-
     def begin(self, rounds: int, runs: int, what: str) -> None:
-        """A new phase of so many rounds."""
+        """Begin a phase of so many rounds of so many runs."""
         self.bars.update(self.task, description=f"{what}: {runs} runs", total=rounds, completed=0)
         self.bars.reset(self.task, total=rounds)
         if not self.quiet and not self.console.is_terminal:
             self.console.print(f"{what}: {runs} runs, {rounds} rounds in all", highlight=False)
 
     def advance(self, rounds: int) -> None:
-        """So many more are done."""
+        """Count rounds that are done."""
         self.bars.advance(self.task, rounds)
 
     def say(self, line: str) -> None:
@@ -91,10 +88,8 @@ def reproduce(
     reuse: Annotated[
         list[Path] | None, typer.Option(help="Folder of another reproduction whose finished runs count too.")
     ] = None,
-    stack: Annotated[
-        bool | None, typer.Option("--stack/--no-stack", help="Train runs that share a model together. Default: on GPU.")
-    ] = None,
-    processes: Annotated[int, typer.Option(min=1, help="How many processes share the runs.")] = 1,
+    stack: Stack = None,
+    processes: Processes = 1,
     precision: Annotated[
         str, typer.Option(help="float32, or mixed: a GPU may compute activations in TF32.")
     ] = "float32",
@@ -103,26 +98,13 @@ def reproduce(
     from sordino.beside import beside
 
     study = beside("papers")
-
     if name is None:
         _list([study.get(one) for one in study.names()])
         return
-    quiet = bool(context.find_root().params.get("quiet"))
-    with Bar(quiet) as bar:
-        done = study.run(
-            name,
-            out,
-            device=device,
-            quick=quick,
-            seeds=seeds,
-            only=only,
-            data=data,
-            reuse=reuse or (),
-            stack=stack,
-            processes=processes,
-            precision=precision,
-            watch=bar,
-        )
+    bar = Bar(bool(context.find_root().params.get("quiet")))
+    options = {key: context.params[key] for key in OPTIONS}
+    with bar.bars:
+        done = study.run(name, out, bar, reuse=reuse or (), **options)
     console = Console()
     console.print(done.terminal(console.width))
     if done.about["left"]:

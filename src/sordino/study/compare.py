@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +13,17 @@ import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from sordino.data import Federation
 from sordino.errors import BadInput, BudgetRefused, Diverged
 from sordino.study.file import Study
-from sordino.study.folder import check_kind, check_same, planned_noises
-from sordino.study.result import read_result, to_json
-from sordino.study.run import Callback, prepare, train
-from sordino.study.track import tracker
+from sordino.study.folder import check_kind, check_same
+from sordino.study.many import Point, Studies, Watch, shown_by
+from sordino.study.result import to_json
+from sordino.study.schedule import Scheduler
 
 log = logging.getLogger("sordino.study")
 
-Watch = Callable[[str, int, int], Callback]
-"""Given a method, a seed and the number of rounds, what to call after each round."""
 
-
-def compare(study: Study, out: Path, watch: Watch | None = None) -> list[dict[str, Any]]:
+def compare(study: Study, out: Path, watch: Watch | None = None, how: Scheduler | None = None) -> list[dict[str, Any]]:
     """Run every method with every seed; finished runs in ``out`` are taken as they are, interrupted ones go on.
 
     A run that diverges, or that no budget pays for, is left out with a warning; where all are, the first one's error is
@@ -38,52 +34,50 @@ def compare(study: Study, out: Path, watch: Watch | None = None) -> list[dict[st
             "this study has a [sweep]: use 'sordino run', and put methods and seeds into it as \"method.name\" and "
             '"study.seed"'
         )
-    _check_folder(study, out)
-    found = list(_runs(study, out, watch))
-    lost = [one for one in found if isinstance(one, Exception)]
-    if len(lost) == len(found):
-        raise lost[0]
-    return [one for one in found if not isinstance(one, Exception)]
-
-
-def _asked(study: Study) -> Iterator[tuple[Federation, str, int, Study]]:
-    """Clients, method, seed and study of every run that is asked for."""
-    names = study.compare.methods or [study.method.name]
-    for seed in study.compare.seeds or [study.study.seed]:
-        about = study.study.model_copy(update={"seed": seed})
-        clients = study.model_copy(update={"study": about}).federation()
-        for name in names:
-            chosen = study.method.model_copy(update={"name": name})
-            yield clients, name, seed, study.model_copy(update={"study": about, "method": chosen})
-
-
-def _place(out: Path, name: str, seed: int) -> Path:
-    return out / name / f"seed-{seed}"
-
-
-def _check_folder(study: Study, out: Path) -> None:
-    """Refuse a folder with runs of another study, or with a report of more runs than these, before anything is done."""
-    for key, values in (("methods", study.compare.methods), ("seeds", study.compare.seeds)):
-        twice = [one for place, one in enumerate(values) if one in values[:place]]
-        if twice:
-            raise BadInput(f"compare.{key} lists {twice[0]!r} twice: leave out one of them")
     for name in study.compare.methods:
         study.chosen_method(name)
+    maker = Studies(out, study.study.track)
+    points = _points(study)
+    _check_folder(points, maker)
+    lost = []
+    for ended in (how or Scheduler(study.study.device)).run(points, maker, shown_by(watch)):
+        if isinstance(ended.error, (Diverged, BudgetRefused)):
+            log.warning("%s, seed %s, is left out: %s", ended.job.label, ended.job.study.study.seed, ended.error)
+            lost.append(ended.error)
+        elif ended.error is not None:
+            raise ended.error
+    if len(lost) == len(points):
+        raise lost[0]
+    return [maker.result(point) for point in points if maker.finished(point)]
+
+
+def _points(study: Study) -> list[Point]:
+    """Every run that is asked for, seed by seed."""
+    points = []
+    for seed in study.compare.seeds or [study.study.seed]:
+        about = study.study.model_copy(update={"seed": seed})
+        for name in study.compare.methods or [study.method.name]:
+            method = study.method.model_copy(update={"name": name})
+            one = study.model_copy(update={"study": about, "method": method})
+            values = {"method.name": name, "study.seed": seed}
+            points.append(Point(values, one, f"{name}/seed-{seed}", name))
+    return points
+
+
+def _check_folder(points: Sequence[Point], maker: Studies) -> None:
+    """Refuse a folder with runs of another study, or with a report of more runs than these, before anything is done."""
+    out = maker.out
     if not out.exists():
         return
     check_kind(out, "comparison")
-    expected = set()
-    for clients, name, seed, one in _asked(study):
-        folder = _place(out, name, seed)
-        expected.add(folder)
-        if (folder / "study.json").exists() or (folder / "result.json").exists():
-            settings = one.arguments()
-            model, options, key = (settings.pop(word) for word in ("model", "model_options", "seed"))
-            noises = planned_noises(folder)
-            ready = prepare(clients, model, one.chosen_method(), key, options, settings, noises)
+    for point in points:
+        folder = out / point.name
+        if (folder / "study.json").exists() or maker.finished(point):
+            ready = maker.prepared(point)
             remedy = "give the same study to go on with it, or choose another --out"
-            check_same(folder, ready.study, key, ready.rules, remedy)
+            check_same(folder, ready.study, ready.seed, ready.rules, remedy)
     if (out / "report.html").exists():
+        expected = {out / point.name for point in points}
         others = [file.parent for file in sorted(out.rglob("seed-*/result.json")) if file.parent not in expected]
         if others:
             told = ", ".join(str(one.relative_to(out)) for one in others[:3]) + (", …" if len(others) > 3 else "")
@@ -91,33 +85,6 @@ def _check_folder(study: Study, out: Path) -> None:
                 f"{out} holds a report with more runs than these ({told}), and this one would take its place: ask for "
                 "them too, or choose another --out"
             )
-
-
-def _runs(study: Study, out: Path, watch: Watch | None) -> Iterator[dict[str, Any] | Diverged | BudgetRefused]:
-    for clients, name, seed, one in _asked(study):
-        folder = _place(out, name, seed)
-        if (folder / "result.json").exists():
-            yield read_result(folder / "result.json")
-            continue
-        callbacks = [watch(name, seed, study.study.rounds)] if watch else []
-        try:
-            with tracker(study.study.track, folder, one, f"{name}/seed-{seed}") as tracked:
-                done = train(
-                    clients,
-                    method=one.chosen_method(),
-                    out=folder,
-                    resume=(folder / "study.json").exists(),
-                    device=study.study.device,
-                    name=study.study.name,
-                    callbacks=[*callbacks, tracked],
-                    **one.arguments(),
-                )
-                tracked.finish(done.result)
-        except (Diverged, BudgetRefused) as error:
-            log.warning("%s, seed %s, is left out: %s", name, seed, error)
-            yield error
-            continue
-        yield done.result
 
 
 def summary(results: list[dict[str, Any]], labels: Sequence[str] | None = None) -> list[dict[str, Any]]:

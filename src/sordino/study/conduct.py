@@ -28,7 +28,7 @@ from sordino.privacy.accounting import composed_epsilon, replace_one_epsilon
 from sordino.study.deploy import Deployment, judge_of, prepare
 from sordino.study.file import Study, make_study
 from sordino.study.folder import Folder, check_kind, planned_noises
-from sordino.study.result import SCHEMA, to_json, versions
+from sordino.study.result import complete, to_json
 
 log = logging.getLogger("sordino.coordinator")
 
@@ -89,7 +89,7 @@ def _conduct(folder: Path, transport: Transport) -> dict[str, Any]:
     ready = prepare(study, run)
     facts, refused = _enrolled(folder, ready, transport)
     plan = ready.plan(facts, planned_noises(folder))
-    kept = Folder.open(folder, ready.about(facts, plan), plan, study.study.seed, True, run, deployed=True)
+    kept = Folder.open(folder, ready.about(facts, plan), plan, study.study.seed, True, deployed=run)
     try:
         payable = _agreed(folder, ready, plan, transport, refused)
     except SordinoError:  # nobody takes part: what was declared for this run is free again
@@ -198,8 +198,7 @@ def result_of(
     about = json.loads((folder.path / "study.json").read_text())
     early = rounds.stopped(plan, state.round)
     nothing = dict.fromkeys(("accuracy", "loss", "psi", "worst_accuracy", "client_accuracy"))
-    return {
-        "schema": SCHEMA,
+    parts = {
         "study": {"name": about["study"]["data"]["name"], **about["study"]},
         "method": plan.method.name,
         "seed": about["seed"],
@@ -211,8 +210,8 @@ def result_of(
         **({"stopped": early} if early else {}),
         "refused": refused,
         "seconds": state.seconds,
-        "versions": versions(),
     }
+    return complete(parts, state.shown)
 
 
 def privacy_of(plan: Plan, state: Checkpoint, spent: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:

@@ -1,14 +1,22 @@
-"""A run folder: study.json, ledger.db, log.jsonl, checkpoint.safetensors while it runs; result.json at the end."""
+"""Where runs keep their state while they train, so that they go on where they were stopped.
+
+A run folder holds one run: study.json, ledger.db, log.jsonl, checkpoint.safetensors while it runs; result.json at the
+end. Copies hold one run or a whole stack, once a minute, with ledgers that nobody's budget depends on.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
 import platform
+import shutil
+import time
 import uuid
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +25,7 @@ from torch import Tensor
 
 from sordino._version import __version__
 from sordino.engine.checkpoint import Checkpoint, load_checkpoint, save_checkpoint, write_atomic
-from sordino.errors import BadInput
+from sordino.errors import BadInput, SordinoError
 from sordino.methods import Plan, noises_of
 from sordino.methods.identity import identities
 from sordino.privacy.ledger import Ledger
@@ -27,6 +35,12 @@ log = logging.getLogger("sordino.study")
 
 PYTHON = ".".join(platform.python_version_tuple()[:2])
 
+EVERY = 60.0
+"""Seconds of training that a crash may cost where copies are kept."""
+
+Begun = tuple[str, Ledger, Checkpoint | None]
+"""A run's name in its ledger, the ledger, open, and the state that it goes on from."""
+
 SHOWN = 5
 """So many differences between two studies are named."""
 
@@ -35,6 +49,14 @@ def planned_noises(path: Path) -> list[list[list[float]]] | None:
     """The noise multipliers of the run in this folder, fixed before it started; None where there is no run."""
     about = path / "study.json"
     return _kept(about)["noises"] if about.exists() else None
+
+
+def read_state(path: Path, device: torch.device) -> tuple[Checkpoint, list[str]]:
+    """The state that a run left in its folder, and the lines of its log up to that round. Nothing is changed."""
+    state = load_checkpoint(path / "checkpoint.safetensors", device)
+    lines = (path / "log.jsonl").read_text().splitlines()[: state.round]
+    state.history = [json.loads(line) for line in lines]
+    return state, lines
 
 
 def check_kind(path: Path, kind: str) -> None:
@@ -100,13 +122,46 @@ def _changed(key: str, before: Any, now: Any) -> str:
     return key + (values if len(values) <= 60 else "")
 
 
-@dataclass(frozen=True)
-class Folder:
-    """One run's files. ``shared``: a ledger outside the folder that the run pays from, together with other runs."""
+class Keeper:
+    """Where runs that train together keep their state; each is known by its place among them.
 
-    path: Path
-    run: str
-    shared: Path | None = None
+    This one keeps nothing: a run has a new name and pays from ``ledger``, or from a scratch one that ends with it.
+    """
+
+    retells = False
+    """Whether callbacks also hear of the rounds that were done before the runs were stopped."""
+
+    def __init__(self, ledger: Path | None = None) -> None:
+        self.ledger = ledger
+
+    def begin(self, place: int, private: bool, scratch: Path, device: torch.device) -> Begun:
+        """A run's name, its open ledger, and the state that it goes on from (None for one that begins)."""
+        return uuid.uuid4().hex, Ledger(self.ledger or scratch / f"{place}.db", durable=self.ledger is not None), None
+
+    def keep(self, *states: Checkpoint) -> None:
+        """A round is done: keep the states of all runs that were begun and not undone, in order."""
+
+    def finish(self, result: dict[str, Any], weights: Tensor, place: int = 0) -> None:
+        """A run is done and its ledger closed: keep its result."""
+
+    def undo(self, place: int = 0) -> None:
+        """A run was refused before it began: leave nothing of it behind."""
+
+    def end(self, error: SordinoError | None = None) -> None:
+        """All runs are done, or an error ended them."""
+
+
+class Folder(Keeper):
+    """One run's files: it keeps every round, and its ledger is durable.
+
+    ``shared``: a ledger outside the folder that the run pays from, together with other runs. ``fresh``: the folder was
+    made for this run.
+    """
+
+    def __init__(self, path: Path, run: str, shared: Path | None = None, fresh: bool = False) -> None:
+        super().__init__(shared or path / "ledger.db")
+        self.path, self.run, self.fresh = path, run, fresh
+        self._log, self._checkpoint = path / "log.jsonl", path / "checkpoint.safetensors"
 
     @classmethod
     def open(
@@ -116,15 +171,15 @@ class Folder:
         plan: Plan,
         seed: int,
         resume: bool,
-        run: str | None = None,
         ledger: Path | None = None,
-        deployed: bool = False,
+        deployed: str | None = None,
         rules: Mapping[str, str] | None = None,
     ) -> Folder:
-        """A new run folder, or with ``resume`` the one that an interrupted run left; ``run`` names a new run.
+        """A new run folder, or with ``resume`` the one that an interrupted run left.
 
-        A run remembers its ``ledger``: the one it began with is the one it goes on with. A ``deployed`` one has none
-        here: its sites keep theirs. ``rules``: what the run's rules are, beyond their names; default: the method's.
+        A run remembers its ``ledger``: the one it began with is the one it goes on with. ``deployed`` names a run whose
+        sites keep ledgers of their own: it has none here. ``rules``: what the run's rules are, beyond their names;
+        default: the method's.
         """
         about, rules = path / "study.json", identities(plan.method) if rules is None else rules
         check_kind(path, "deployed run" if deployed else "run")
@@ -134,7 +189,7 @@ class Folder:
             check_same(path, study, seed, rules, "resume with the same study, or start afresh")
             kept = _kept(about)
             return cls(path, kept["run"], None if deployed else _settled_ledger(path, kept, ledger))
-        run = run or uuid.uuid4().hex
+        run = deployed or uuid.uuid4().hex
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -144,50 +199,46 @@ class Folder:
         body = {**about_run, "ledger": None if shared is None else str(shared)}
         body |= {"rules": {"python": PYTHON, **rules}, "study": study}
         write_atomic(about, to_json(body, indent=1).encode())
-        return cls(path, run, shared)
-
-    @property
-    def ledger(self) -> Path:
-        """What the run pays from: its own ledger, or the shared one that it was begun with."""
-        return self.shared or self.path / "ledger.db"
+        return cls(path, run, shared, fresh=True)
 
     @property
     def begun(self) -> bool:
         """Whether a round was finished here, and so paid for."""
         return self._checkpoint.exists()
 
-    def check_paid(self, book: Ledger) -> None:
-        """Refuse to go on with a ledger that does not know the rounds which were paid for."""
-        if not self.begun:
-            return
-        runs = {standing.plan.run for account in book.accounts() for standing in book.standings(account.client)}
-        if self.run not in runs:
-            raise BadInput(
-                f"{self.ledger} knows nothing of the run in {self.path}, whose rounds were paid for: name the ledger "
-                "that it was begun with (--ledger), or start afresh"
-            )
-
-    @property
-    def _log(self) -> Path:
-        return self.path / "log.jsonl"
-
-    @property
-    def _checkpoint(self) -> Path:
-        return self.path / "checkpoint.safetensors"
+    def begin(self, place: int, private: bool, scratch: Path, device: torch.device) -> Begun:
+        """The run as its folder has it; a ledger that does not know the rounds which were paid for is refused."""
+        try:
+            book = Ledger(self.ledger or self.path / "ledger.db")
+        except SordinoError:
+            if self.fresh:
+                self.undo()
+            raise
+        with ExitStack() as closing:
+            closing.enter_context(book)
+            if private and self.begun:
+                runs = {standing.plan.run for account in book.accounts() for standing in book.standings(account.client)}
+                if self.run not in runs:
+                    raise BadInput(
+                        f"{self.ledger} knows nothing of the run in {self.path}, whose rounds were paid for: name the "
+                        "ledger that it was begun with (--ledger), or start afresh"
+                    )
+            state = self.checkpoint(device)
+            closing.pop_all()
+        return self.run, book, state
 
     def checkpoint(self, device: torch.device) -> Checkpoint | None:
-        """The state to go on from, or None for a run that has not finished a round."""
-        if not self._checkpoint.exists():
+        """The state to go on from, or None for a run that has not finished a round; the log is cut to fit it."""
+        if not self.begun:
             self._log.unlink(missing_ok=True)
             return None
-        state = load_checkpoint(self._checkpoint, device)
-        lines = self._log.read_text().splitlines()[: state.round]
+        state, lines = read_state(self.path, device)
         write_atomic(self._log, "".join(line + "\n" for line in lines).encode())
-        state.history = [json.loads(line) for line in lines]
         return state
 
-    def keep(self, state: Checkpoint) -> None:
+    def keep(self, *states: Checkpoint) -> None:
         """Log the last round and write the checkpoint. The log line goes first: a crash between is cut on resume."""
+        (state,) = states
         try:
             with open(self._log, "a") as log:
                 log.write(to_json(state.history[-1]) + "\n")
@@ -197,12 +248,12 @@ class Folder:
             raise BadInput(f"cannot write {self._log}: {error.strerror}; free some space, then --resume") from error
         save_checkpoint(self._checkpoint, replace(state, history=[]))
 
-    def finish(self, result: dict[str, Any], weights: Tensor) -> None:
+    def finish(self, result: dict[str, Any], weights: Tensor, place: int = 0) -> None:
         """Write result.json and the model."""
         save_run(self.path / "model.safetensors", result, weights)
         write_atomic(self.path / "result.json", to_json(result, indent=1).encode())
 
-    def undo(self) -> None:
+    def undo(self, place: int = 0) -> None:
         """Take back a folder whose run was refused before it began, so that the same command can be given again."""
         if not self.begun:
             (self.path / "study.json").unlink(missing_ok=True)
@@ -231,3 +282,81 @@ def _settled_ledger(path: Path, kept: dict[str, Any], given: Path | None) -> Pat
             "is now (--ledger), or start afresh"
         )
     return None if chosen == own else chosen
+
+
+class Copies(Keeper):
+    """A folder below ``below`` with the state and the ledger of every run of one stack, as of the same round.
+
+    There are two copies, ``a`` and ``b``, written in turn; ``stack.json`` names the one that is whole. ``keys`` say
+    what the runs are, in order: another stack finds nothing here. Where ``below`` is None nothing is kept. Each run of
+    ``folders`` gets its result, model and ledger when the stack is done: whole, or not at all.
+    """
+
+    retells = True
+
+    def __init__(self, below: Path | None, keys: Sequence[str], folders: Sequence[Folder] | None = None) -> None:
+        super().__init__()
+        self.keys, self.folders = list(keys), folders
+        mark = hashlib.sha256("\n".join(keys).encode()).hexdigest()[:12]
+        self.home = None if below is None else below / mark
+        self.runs = [uuid.uuid4().hex for _ in keys] if folders is None else [one.run for one in folders]
+        self.copy: Path | None = None
+        """The copy that is whole."""
+        about = self._about()
+        if self.home and about and (folders is None or about["names"] == self.runs):
+            self.runs, self.copy = about["names"], self.home / about["copy"]
+        self.books: dict[int, Ledger] = {}
+        self.scratch = Path()
+        self.saved = time.monotonic()
+
+    def _about(self) -> dict[str, Any]:
+        try:
+            about: dict[str, Any] = json.loads((self.home / "stack.json").read_text()) if self.home else {}
+        except (FileNotFoundError, json.JSONDecodeError):
+            return {}
+        return about if about.get("keys") == self.keys else {}
+
+    def begin(self, place: int, private: bool, scratch: Path, device: torch.device) -> Begun:
+        """The run as it was kept, or a new one."""
+        self.scratch, state = scratch, None
+        if self.copy:
+            for part in self.copy.glob(f"{place}.db*"):  # the ledger, and the anchor that lies beside it
+                shutil.copyfile(part, scratch / part.name)
+            kept = self.copy / f"{place}.safetensors"
+            state = load_checkpoint(kept, device) if kept.exists() else None
+        self.books[place] = Ledger(scratch / f"{place}.db", durable=False)
+        return self.runs[place], self.books[place], state
+
+    def keep(self, *states: Checkpoint) -> None:
+        """Once a minute, write the copy that is not whole. A crash meanwhile leaves what was kept before."""
+        if self.home is None or time.monotonic() - self.saved < EVERY:
+            return
+        target = self.home / ("b" if self.copy and self.copy.name == "a" else "a")
+        shutil.rmtree(target, ignore_errors=True)
+        target.mkdir(parents=True)
+        for (place, book), state in zip(self.books.items(), states):
+            save_checkpoint(target / f"{place}.safetensors", state)
+            book.copy(target / f"{place}.db")
+        about = {"keys": self.keys, "names": self.runs, "copy": target.name}
+        write_atomic(self.home / "stack.json", json.dumps(about).encode())
+        self.copy, self.saved = target, time.monotonic()
+
+    def finish(self, result: dict[str, Any], weights: Tensor, place: int = 0) -> None:
+        """Put ledger, result and model into the run's folder, where it has one."""
+        if self.folders is not None:
+            for part in self.scratch.glob(f"{place}.db*"):
+                shutil.move(part, self.folders[place].path / part.name.replace(f"{place}.db", "ledger.db"))
+            self.folders[place].finish(result, weights)
+
+    def undo(self, place: int = 0) -> None:
+        """Leave the run out; its folder, where it has one, is taken back."""
+        del self.books[place]
+        if self.folders is not None:
+            self.folders[place].undo()
+
+    def end(self, error: SordinoError | None = None) -> None:
+        """Forget the stack. After bad input it stays: a full disk may pass, other errors do not."""
+        if self.home is not None and not isinstance(error, BadInput):
+            shutil.rmtree(self.home, ignore_errors=True)
+            with suppress(OSError):  # other stacks are kept beside it
+                self.home.parent.rmdir()

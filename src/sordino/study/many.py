@@ -1,135 +1,138 @@
-"""Many runs of one model on one device, stacked: how full-size tables are made."""
+"""Many studies, a run folder each: what comparisons and sweeps give to the scheduler."""
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-import time
-import uuid
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+import json
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from sordino import methods
-from sordino.client.rows import Records
-from sordino.engine.checkpoint import Checkpoint
-from sordino.engine.devices import torch_device
-from sordino.engine.simulate import Setup
-from sordino.engine.together import simulate_together
-from sordino.errors import BadInput, Diverged, SordinoError
-from sordino.privacy.gate import Gate
-from sordino.privacy.generators import Keyed
-from sordino.privacy.ledger import Ledger
-from sordino.study import stacked
-from sordino.study.folder import Folder
-from sordino.study.result import build_result
-from sordino.study.run import Prepared, Run, check_payable, make_setup, open_accounts
-from sordino.study.stacked import Stacked
+from sordino.data import Dataset, Federation
+from sordino.errors import SordinoError
+from sordino.study.file import Study
+from sordino.study.folder import Copies, planned_noises
+from sordino.study.result import read_result
+from sordino.study.run import keep_in, prepare
+from sordino.study.schedule import Ending, Tell
+from sordino.study.session import Callback, Prepared, Run, train_alone, train_together
+from sordino.study.track import tracker
+
+Watch = Callable[[str, int, int], Callback]
+"""Given a label, a seed and the number of rounds, what to call after each round."""
 
 
-def train_together(
-    runs: Sequence[Prepared],
-    device: str = "auto",
-    watch: Callable[[int], None] = lambda number: None,
-    folders: Sequence[Folder] | None = None,
-    name: str | None = None,
-    keep: Path | None = None,
-) -> list[Run | Diverged]:
-    """Train prepared runs in one stack; each ends as ``sd.train`` would end it, up to rounding.
+class Point(NamedTuple):
+    """One run of many: what it varies, the study that this makes, its folder's name, and its label but for the seed."""
 
-    A run that diverges does not stop the others: in its place stands why.
-
-    The runs must have one model in common and records of one shape; see ``engine.together``. With ``folders``, each
-    run's result, model and ledger are put into its folder when the stack is done: whole, or not at all. ``name``
-    is what to call the study in reports. With ``keep``, a folder, the stack's state is kept there every
-    ``stacked.EVERY`` seconds, and the same runs go on from it after a crash.
-    """
-    where = torch_device(device)
-    lead = runs[0]
-    setups: list[Setup] = []
-    states: list[Checkpoint] = []
-    books: list[Ledger] = []
-    held: dict[tuple[int, ...], Records] = {}
-    _check(runs)
-    kept = None if keep is None else Stacked.below(keep, [one.kept_as for one in runs])
-    before = None if kept is None else kept.names()
-    names = [uuid.uuid4().hex for _ in runs] if folders is None else [folder.run for folder in folders]
-    names = before if before is not None and folders is None else names
-    with tempfile.TemporaryDirectory(prefix="sordino-") as scratch:
-        stopped: list[Checkpoint] = []
-        if kept is not None and before == names:
-            stopped = kept.restore([Path(scratch) / f"{run}.db" for run in names], where)
-        for run, ready in zip(names, runs):
-            private = ready.plan.method.private
-            book = Ledger(Path(scratch) / f"{run}.db", durable=False)
-            payable = open_accounts(book, ready.plan, run) if private else {}
-            if not stopped:
-                check_payable(ready.plan, payable, book, run)
-            plan = methods.adapt(ready.plan, payable, lead.engine.dimension, ready.seed)
-            gate = Gate(book if private else None, Keyed(ready.key), run)
-            source = tuple(id(part) for part in (ready.clients.x, ready.clients.y, ready.clients.valid))
-            ready = replace(ready, plan=plan, engine=lead.engine)
-            setup = make_setup(ready, gate, payable, where, held.get(source))
-            held[source] = setup.records
-            setups.append(replace(setup, key=ready.key, work=replace(setup.work, stack=True)))
-            first = ready.engine.flatten(ready.template).to(where)
-            states.append(stopped[len(states)] if stopped else Checkpoint(0, first, first))
-            books.append(book)
-        try:
-            lost = _go_on(setups, states, watch, lambda: kept.save(names, states, books) if kept else None)
-        except SordinoError as error:
-            if kept is not None and not isinstance(error, BadInput):  # a full disk may pass, other errors do not
-                kept.drop()
-            raise
-        done: list[Run | Diverged] = []
-        for place, (ready, setup, state, book) in enumerate(zip(runs, setups, states, books)):
-            if place in lost:
-                book.close()
-                done.append(lost[place])
-                continue
-            ended = _ended(ready, setup, state, book, names[place], name)
-            done.append(ended)
-            if folders is not None:
-                for part in Path(scratch).glob(f"{names[place]}.db*"):  # the ledger, and the anchor beside it
-                    shutil.move(part, folders[place].path / part.name.replace(f"{names[place]}.db", "ledger.db"))
-                folders[place].finish(ended.result, ended.weights)
-    if kept is not None:
-        kept.drop()
-    return done
+    values: dict[str, Any]
+    study: Study
+    name: str
+    label: str
 
 
-def _go_on(
-    setups: Sequence[Setup], states: Sequence[Checkpoint], watch: Callable[[int], None], save: Callable[[], None]
-) -> dict[int, Diverged]:
-    """All rounds that are left; ``watch`` also hears of those that were done before. Returns who diverged."""
-    lost: dict[int, Diverged] = {}
-    for number in range(1, max(state.round for state in states) + 1):
-        watch(number)
-    saved = time.monotonic()
-    for number in simulate_together(setups, states, lost):
-        watch(number)
-        if time.monotonic() - saved >= stacked.EVERY:
-            save()
-            saved = time.monotonic()
-    return lost
+class Finished(NamedTuple):
+    """A run of many and its result; ``failed`` says why there is none."""
+
+    point: Point
+    result: dict[str, Any] | None
+    failed: str | None = None
 
 
-def _ended(ready: Prepared, setup: Setup, state: Checkpoint, book: Ledger, run: str, name: str | None) -> Run:
-    """The result of a run whose rounds are done; its ledger is closed."""
-    paid = book if ready.plan.method.private else None
-    study = ready.study if name is None else {"name": name, **ready.study}
-    result = build_result(study, setup.plan, state, paid, run, ready.seed, setup.observer)
-    if paid is not None:
-        paid.close_run(run)
-    book.close()
-    return Run(result, state.shown.detach().cpu(), ready.template)
+class Studies:
+    """Makes the runs of points in folders below ``out``: see ``schedule.Maker``. Records are loaded once for all."""
+
+    def __init__(self, out: Path, track: str | None = None) -> None:
+        self.out, self.track = out, track
+        self.sources: dict[str, Dataset | None] = {}
+        self.made: dict[str, Federation] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Studies, (self.out, self.track)
+
+    def result(self, point: Point) -> dict[str, Any]:
+        """The result of a finished run."""
+        return read_result(self.out / point.name / "result.json")
+
+    def finished(self, point: Point) -> bool:
+        """Whether the run's folder holds a result."""
+        return (self.out / point.name / "result.json").exists()
+
+    def begun(self, point: Point) -> bool:
+        """Whether a round was finished in the run's folder."""
+        return (self.out / point.name / "checkpoint.safetensors").exists()
+
+    def kin(self, point: Point) -> Hashable:
+        """The device, and what reports call the study."""
+        return point.study.study.device, point.study.study.name
+
+    def prepared(self, point: Point) -> Prepared:
+        """The run of a study, with the noise that was fixed if it was begun before."""
+        settings = point.study.arguments()
+        model, options, seed = (settings.pop(key) for key in ("model", "model_options", "seed"))
+        noises = planned_noises(self.out / point.name)
+        clients, method = self.clients(point.study), point.study.chosen_method()
+        return prepare(clients, model, method, seed, options, settings, noises)
+
+    def alone(self, point: Point, ready: Prepared, tell: Callback) -> Run:
+        """Train one run in its folder."""
+        about, folder = point.study.study, self.out / point.name
+        with tracker(self.track, folder, point.study, point.name) as tracked:
+            keeper = keep_in(folder, ready, (folder / "study.json").exists())
+            done = train_alone(ready, keeper, about.device, [tell, tracked], about.name)
+            tracked.finish(done.result)
+        return done
+
+    def together(
+        self, points: Sequence[Point], runs: Sequence[Prepared], tell: Callback
+    ) -> Sequence[Run | SordinoError]:
+        """Train several runs in one stack; each folder gets its result when all are done."""
+        places = [self.out / point.name for point in points]
+        folders = [keep_in(at, one, (at / "study.json").exists()) for at, one in zip(places, runs)]
+        keeper = Copies(self.out / "stacks", [one.kept_as for one in runs], folders)
+        about = points[0].study.study
+        found = train_together(runs, about.device, [tell], keeper, about.name)
+        for at, point, one in zip(places, points, found):
+            if isinstance(one, Run):
+                with tracker(self.track, at, point.study, point.name) as tracked:
+                    tracked.replay(one.result)
+        return found
+
+    def close(self, point: Point, found: Run | SordinoError, seconds: float) -> Ending[Point]:
+        """Nothing is left to do: the folder has the result."""
+        return Ending(point, found if isinstance(found, SordinoError) else None)
+
+    def clients(self, study: Study) -> Federation:
+        """A study's clients, as made before where nothing that shapes them differs."""
+        private = study.chosen_method().private
+        key = json.dumps([study.data.model_dump(), study.budgets.model_dump(), study.study.seed, private], default=str)
+        if key not in self.made:
+            source = _records(study)
+            if source not in self.sources:
+                self.sources[source] = study.source()
+            if len(self.made) >= 64:
+                self.made.clear()
+            self.made[key] = study.federation(self.sources[source])
+        return self.made[key]
 
 
-def _check(runs: Sequence[Prepared]) -> None:
-    for one in runs:
-        for key in ("model", "loss"):
-            if one.study[key] != runs[0].study[key]:
-                raise BadInput(
-                    f"runs that share a stack have one {key}, and these have {runs[0].study[key]!r} and "
-                    f"{one.study[key]!r}: train them apart"
-                )
+def _records(study: Study) -> str:
+    """What decides which records there are, and in which order."""
+    d = study.data
+    seed = study.data_seed if d.records or d.table_schema or d.central else None
+    schema = [d.table_schema, d.invalid, d.test, d.central] if d.table_schema else None
+    return json.dumps([d.name, d.folder, d.options, d.records, seed, schema], default=str)
+
+
+def shown_by(watch: Watch | None) -> Tell:
+    """Show the rounds of runs and of stacks, each by a callback of its own."""
+    seen: dict[tuple[str, int], Callback] = {}
+
+    def tell(points: Sequence[Point], record: dict[str, Any]) -> None:
+        key, about = (points[0].name, len(points)), points[0].study.study
+        if watch is not None and key not in seen:
+            label = points[0].label if len(points) == 1 else f"{len(points)} runs stacked"
+            seen[key] = watch(label, about.seed, max(point.study.study.rounds for point in points))
+        if watch is not None:
+            seen[key](record)
+
+    return tell

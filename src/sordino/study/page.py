@@ -11,7 +11,7 @@ from typing import Any
 
 from sordino.errors import BadInput, SordinoError
 from sordino.study.report import render
-from sordino.study.result import SCHEMA, from_json, versions
+from sordino.study.result import complete, from_json, read_result, to_json
 from sordino.study.status import headline, line_of, look, rounds_of
 
 EVERY = 5
@@ -113,13 +113,12 @@ def _result(folder: Path, seen: dict[str, Any]) -> dict[str, Any] | None:
     """The result, or what there is of it after the rounds so far."""
     done = folder / "result.json"
     if done.exists():
-        return json.loads(done.read_text())  # type: ignore[no-any-return]
+        return json.loads(to_json(read_result(done)))  # type: ignore[no-any-return]
     about, history = folder / "study.json", rounds_of(folder)
     if not about.exists() or not history:
         return None
     kept = from_json(about.read_text())
-    return {
-        "schema": SCHEMA,
+    parts = {
         "study": kept["study"],
         "method": seen["method"],
         "seed": kept["seed"],
@@ -129,5 +128,5 @@ def _result(folder: Path, seen: dict[str, Any]) -> dict[str, Any] | None:
         "private": True,
         "simulated": False,
         "seconds": 0.0,
-        "versions": versions(),
     }
+    return complete(parts, None)

@@ -1,12 +1,18 @@
-"""The result of a run: what result.json holds, and how it is written and read. Infinite ε is null in JSON."""
+"""The result of a run: what result.json holds, and how it is made, written and read. Infinite ε is null in JSON.
 
-from __future__ import annotations
+In Python a result is a plain dict with the keys of ``Result``. ``complete`` makes one, ``read_result`` reads one; both
+check it against the same types.
+"""
 
+import hashlib
 import json
 import math
 import platform
+from collections.abc import Mapping
+from functools import cache
+from numbers import Integral, Real
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict, get_args, get_origin, get_type_hints, is_typeddict
 
 import numpy as np
 import torch
@@ -24,14 +30,138 @@ from sordino.privacy.accounting import composed_epsilon
 from sordino.privacy.ledger import Ledger
 from sordino.privacy.types import Event, Scheme
 
-SCHEMA = 1
+SCHEMA = 2
 _EPSILONS = ("epsilon", "spent_epsilon", "run_epsilon", "replace_one_epsilon")
+
+
+class RoundRecord(TypedDict):
+    """What was seen of one round, counted from 1; null where it was not evaluated. More keys may stand beside these."""
+
+    round: int
+    accuracy: float | None
+    loss: float | None
+    psi: float | None
+
+
+class FinalFigures(TypedDict):
+    """What the last model is worth; more keys may stand beside these."""
+
+    accuracy: float | None
+    loss: float | None
+    psi: float | None
+    worst_accuracy: float | None
+    client_accuracy: list[float | None] | None
+
+
+class ReleaseCount(TypedDict):
+    """``count`` releases of one kind; ``noise`` is a multiplier of their sensitivity."""
+
+    what: str
+    rate: float
+    noise: float
+    count: int
+
+
+class ClientPrivacy(TypedDict):
+    """What one client budgeted and spent. ``run_epsilon`` is this run's part of ``spent_epsilon``."""
+
+    client: str
+    epsilon: float
+    delta: float
+    spent_epsilon: float
+    run_epsilon: float
+    replace_one_epsilon: float
+    adjacency: str
+    sampling: str
+    accountant: str
+    releases: list[ReleaseCount]
+    composition: NotRequired[str]
+    budget_ends: NotRequired[int | None]
+    """The round after which the budget could not pay another turn; 0: it never could; null: it outlasts the run."""
+    told_by: NotRequired[str]
+    """Of a deployed run: whether the ``site`` said what it spent, or the ``server`` worked out the least it can be."""
+    not_private: NotRequired[list[Any]]
+    trust: str | None
+    """Whom the promise holds against, in words."""
+    own_epsilon: float | None
+    """What the site's own share of the noise alone would promise."""
+
+
+class Result(TypedDict):
+    """result.json. Other keys may stand beside these."""
+
+    schema: int
+    study: dict[str, Any]
+    method: str
+    seed: int
+    rounds: list[RoundRecord]
+    final: FinalFigures
+    privacy: list[ClientPrivacy]
+    private: bool
+    simulated: bool
+    stopped: NotRequired[dict[str, Any]]
+    """Why the run ended before its last round."""
+    refused: NotRequired[dict[str, str]]
+    """Of a deployed run: sites that did not take part, and why."""
+    evaluation: list[dict[str, Any]] | None
+    """What was paid for to judge the model."""
+    checksum: str | None
+    """SHA-256 of the final weights as little-endian float32."""
+    seconds: float
+    versions: dict[str, str]
+
+
+def complete(parts: Mapping[str, Any], weights: Tensor | None) -> dict[str, Any]:
+    """A whole result from what a run knows of itself: schema, versions and checksum are added, and all is checked."""
+    later = ("trust", "own_epsilon")
+    result = {
+        "schema": SCHEMA,
+        **parts,
+        "privacy": [{**one, **{key: one.get(key) for key in later}} for one in parts["privacy"]],
+        "evaluation": parts.get("evaluation"),
+        "checksum": None if weights is None else checksum(weights),
+        "versions": versions(),
+    }
+    _check(result, Result, "result")
+    return result
+
+
+def checksum(weights: Tensor) -> str:
+    """SHA-256 of weights as little-endian float32."""
+    return hashlib.sha256(weights.detach().cpu().float().numpy().astype("<f4").tobytes()).hexdigest()
+
+
+@cache
+def _types(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def _check(value: Any, kind: Any, where: str) -> None:
+    """Refuse a value that is not of a type: a ``TypedDict``, a list, a union, a number or any other class."""
+    if is_typeddict(kind):
+        _check(value, dict, where)
+        if missing := sorted(kind.__required_keys__ - value.keys()):
+            raise ValueError(f"{where}.{missing[0]} is missing")
+        for key, inner in _types(kind).items():
+            if key in value:
+                _check(value[key], inner, f"{where}.{key}")
+    elif get_origin(kind) is list:
+        _check(value, list, where)
+        for place, one in enumerate(value):
+            _check(one, get_args(kind)[0], f"{where}[{place}]")
+    elif type(None) in get_args(kind):
+        if value is not None:
+            _check(value, get_args(kind)[0], where)
+    elif kind is not Any:
+        plain = {int: Integral, float: Real}.get(kind, get_origin(kind) or kind)
+        if not isinstance(value, plain) or (isinstance(value, bool) and kind is not bool):
+            raise ValueError(f"{where} is {value!r:.60}")
 
 
 def build_result(
     study: dict[str, Any], plan: Plan, state: Checkpoint, book: Ledger | None, run: str, seed: int, observer: Observer
 ) -> dict[str, Any]:
-    """The dict of design: study, rounds, final, privacy, versions."""
+    """The result of a simulated run."""
     last = observer.look(state.shown)
     final = {key: last.get(key) for key in ("accuracy", "loss", "psi", "worst_accuracy", "client_accuracy")}
     others = ("client_loss", "accuracy_variance", "worst_decile", "best_decile")
@@ -41,8 +171,7 @@ def build_result(
         [c.budget.epsilon for c in plan.clients], last["client_accuracy"], last["client_loss"]
     )
     early = rounds.stopped(plan, state.round)
-    return {
-        "schema": SCHEMA,
+    parts = {
         "study": study,
         "method": plan.method.name,
         "seed": seed,
@@ -53,8 +182,8 @@ def build_result(
         "simulated": True,
         **({"stopped": early} if early else {}),
         "seconds": state.seconds,
-        "versions": versions(),
     }
+    return complete(parts, state.shown)
 
 
 def versions() -> dict[str, str]:
@@ -68,32 +197,29 @@ def versions() -> dict[str, str]:
 
 
 def _privacy(plan: Plan, state: Checkpoint, book: Ledger | None, run: str) -> list[dict[str, Any]]:
-    if book is None:
-        return [
-            {
-                "client": c.name,
-                **dict.fromkeys(_EPSILONS, math.inf),
-                "delta": c.budget.delta,
-                "adjacency": str(c.budget.adjacency),
-                "sampling": str(c.terms.sampling.scheme),
-                "accountant": "none",
-                "releases": [],
-            }
-            for c in plan.clients
-        ]
-    spent, here = book.epsilon(), book.epsilon(run=run)
-    ends = budget_ends(plan, state, book)
-    return [
+    promised: list[dict[str, Any]] = [
         {
             "client": c.name,
-            "epsilon": c.budget.epsilon,
+            **dict.fromkeys(_EPSILONS, math.inf),
             "delta": c.budget.delta,
+            "adjacency": str(c.budget.adjacency),
+            "sampling": str(c.terms.sampling.scheme),
+            "accountant": "none",
+            "releases": [],
+        }
+        for c in plan.clients
+    ]
+    if book is None:
+        return promised
+    spent, here = book.epsilon(), book.epsilon(run=run)
+    ends = budget_ends(plan, state, book)
+    for c, one in zip(plan.clients, promised):
+        one |= {
+            "epsilon": c.budget.epsilon,
             "spent_epsilon": spent[c.name],
             "run_epsilon": here[c.name],
             "replace_one_epsilon": book.replace_one_epsilon(c.name),
             "composition": book.composition(c.name),
-            "adjacency": str(c.budget.adjacency),
-            "sampling": str(c.terms.sampling.scheme),
             "accountant": accountant_used(book.spent(c.name) or [c.terms.event]),
             "releases": [
                 {"what": e.what, "rate": e.sampling.rate, "noise": e.noise, "count": e.count}
@@ -101,8 +227,7 @@ def _privacy(plan: Plan, state: Checkpoint, book: Ledger | None, run: str) -> li
             ],
             "budget_ends": ends[c.name],
         }
-        for c in plan.clients
-    ]
+    return promised
 
 
 def accountant_used(events: list[Event]) -> str:
@@ -145,24 +270,39 @@ def to_json(value: Any, indent: int | None = None) -> str:
 
 
 def from_json(text: str) -> dict[str, Any]:
-    """A result as it was in Python: a null ε is ∞ again."""
+    """A table as it was in Python: a null ε is ∞ again."""
     result: dict[str, Any] = json.loads(text)
     for one in result.get("privacy", []):
         one |= {key: math.inf for key in _EPSILONS if one.get(key) is None}
+    final = result.get("final")
+    for one in (final.get("by_budget") or []) if isinstance(final, dict) else []:
+        one |= {key: math.inf for key in ("least_epsilon", "most_epsilon") if one.get(key) is None}
+    return result
+
+
+def _read(text: str) -> dict[str, Any]:
+    """A result of schema 2, or of schema 1, which knew less; what is neither is refused."""
+    result = from_json(text)
+    schema = result.get("schema")
+    if isinstance(schema, int) and schema > SCHEMA:
+        raise BadInput(f"it has schema {schema}, and this version reads up to {SCHEMA}: a newer sordino wrote it")
+    if schema == 1:
+        result = {"simulated": True, **result, "schema": SCHEMA, "evaluation": None, "checksum": None}
+        for one in result.get("privacy", []):
+            one |= {"trust": None, "own_epsilon": None}
+    _check(result, Result, "result")
     return result
 
 
 def read_result(file: Path) -> dict[str, Any]:
     """The result in a file; what is none is refused."""
     try:
-        result = from_json(file.read_text())
-        if {"rounds", "final", "privacy"} <= result.keys():
-            return result
+        return _read(file.read_text())
     except FileNotFoundError:
         raise BadInput(f"{file} does not exist: name finished run folders or result.json files") from None
-    except (OSError, ValueError, AttributeError):
-        pass
-    raise BadInput(f"{file} is not a result of sordino: it is damaged, or another program's")
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        told = f"{file} is not a result of sordino: it is damaged, or another program's ({error})"
+        raise BadInput(told) from None
 
 
 def save_run(path: Path, result: dict[str, Any], weights: Tensor) -> None:
@@ -175,8 +315,8 @@ def load_run(path: Path) -> tuple[dict[str, Any], Tensor]:
     file = path / "model.safetensors" if path.is_dir() else path
     try:
         with safe_open(str(file), framework="pt") as opened:
-            return from_json((opened.metadata() or {})["sordino"]), opened.get_tensor("weights")
+            return _read((opened.metadata() or {})["sordino"]), opened.get_tensor("weights")
     except FileNotFoundError:
         raise BadInput(f"{file} does not exist: a finished run's folder has one, and run.save writes one") from None
-    except (SafetensorError, KeyError, OSError, json.JSONDecodeError) as error:
+    except (SafetensorError, KeyError, OSError, ValueError) as error:
         raise BadInput(f"{file} is not a saved run of sordino ({error})") from None

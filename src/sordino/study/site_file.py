@@ -28,7 +28,7 @@ from sordino.privacy.generators import Source
 from sordino.privacy.ledger import Ledger
 from sordino.privacy.types import Adjacency, Budget, check_promised
 from sordino.study.deploy import schema_hash
-from sordino.study.file import Section, explain
+from sordino.study.sections import Section, explain
 
 log = logging.getLogger("sordino.site")
 

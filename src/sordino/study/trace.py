@@ -2,39 +2,31 @@
 
 from __future__ import annotations
 
-import json
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from sordino import methods
 from sordino.data import Federation
-from sordino.engine.checkpoint import Checkpoint, load_checkpoint
 from sordino.engine.debug import Trace
 from sordino.engine.debug import trace as look
 from sordino.methods import Method
-from sordino.privacy.gate import Gate
-from sordino.privacy.generators import Keyed
-from sordino.study.folder import planned_noises
-from sordino.study.run import make_setup, prepare
+from sordino.study.folder import planned_noises, read_state
+from sordino.study.run import prepare
+from sordino.study.session import Session
 
 
 def trace(
     clients: Federation,
     model: str | nn.Module = "cnn-small",
     method: str | Method = "dp-fedavg",
-    rounds: int = 40,
-    seed: int = 0,
     *,
     client: str,
     step: int = 0,
     out: str | os.PathLike[str] | None = None,
-    model_options: dict[str, Any] | None = None,
-    **training: Any,
+    **settings: Any,
 ) -> Trace:
     """What ``train`` with these arguments does in one step of one client's turn; nothing is charged or changed.
 
@@ -42,6 +34,7 @@ def trace(
     ----------
     client, step: whose turn, and which of its local steps (from 0).
     out: the folder of a run that was interrupted: its next round is looked at. Default: the first round of a new run.
+    settings: rounds, seed, model_options and the keys of ``Training``, as ``train`` takes them.
 
     Guarantees
     ----------
@@ -49,17 +42,8 @@ def trace(
     simulations on data that the person who looks may see.
     """
     noises = planned_noises(Path(out)) if out is not None else None
-    ready = prepare(clients, model, method, seed, model_options, {"rounds": rounds, **training}, noises)
-    ready = replace(ready, plan=methods.adapt(ready.plan, {}, ready.engine.dimension, ready.seed))
-    setup = make_setup(ready, Gate(None, Keyed(ready.key), "debug"), {}, torch.device("cpu"))
-    first = ready.engine.flatten(ready.template)
-    state = Checkpoint(0, first, first) if out is None else _state(Path(out))
-    return look(setup, state, client, step)
-
-
-def _state(folder: Path) -> Checkpoint:
-    """The state that a run left in its folder, which is only read."""
-    state = load_checkpoint(folder / "checkpoint.safetensors", torch.device("cpu"))
-    lines = (folder / "log.jsonl").read_text().splitlines()[: state.round]
-    state.history = [json.loads(line) for line in lines]
-    return state
+    seed, options = settings.pop("seed", 0), settings.pop("model_options", None)
+    ready = prepare(clients, model, method, seed, options, settings, noises)
+    cpu = torch.device("cpu")
+    session = Session(ready, None, "debug", cpu, None if out is None else read_state(Path(out), cpu)[0])
+    return look(session.setup, session.state, client, step)

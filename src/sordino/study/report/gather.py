@@ -16,7 +16,7 @@ from typing import Any
 from sordino.errors import BadInput
 from sordino.study.report.numbers import Spread, finite, finites, short, spread, thin
 
-SCHEMA = 1
+SCHEMA = 2
 TELEMETRY = ("iterations", "residual", "unsettled", "rounds", "spread_error")
 """Diagnostics that say how a computation went rather than what it found."""
 
@@ -183,7 +183,7 @@ def _check(result: Any, place: int) -> None:
     if not isinstance(result, Mapping) or not isinstance(result.get("method"), str):
         raise BadInput(f"result {place + 1} is not a sordino result: it names no method; pass the dict of result.json")
     schema = result.get("schema", SCHEMA)
-    if schema != SCHEMA:
+    if schema not in (1, SCHEMA):
         raise BadInput(
             f"result {place + 1} has schema {schema!r}, this version reads schema {SCHEMA}: "
             "use the version of sordino that wrote it"

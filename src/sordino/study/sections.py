@@ -1,0 +1,266 @@
+"""The sections of a study file, and what can be wrong with each by itself: by key, with the remedy."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic_core import PydanticCustomError
+
+from sordino.data.budgets import BudgetTerms
+from sordino.data.dataset import check_options, client_names
+from sordino.data.own import client_files, stem_of
+from sordino.data.schema import parse_schema
+from sordino.data.sources import SOURCES
+from sordino.engine.devices import is_device
+from sordino.errors import BadInput
+
+_PARTITION = ("beta", "shards", "max_classes", "similarity", "sizes")
+"""Keys of ``[data]`` that are options of a partition."""
+
+
+class Section(BaseModel):
+    """A table of a study; keys it does not know are refused."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+def _device(name: str) -> str:
+    if not is_device(name):
+        raise PydanticCustomError("device", "it is unknown: use cpu, cuda, cuda:1 or auto")
+    return name
+
+
+class StudyKeys(Section):
+    """``[study]``: what the study is called, its seed and rounds, and where it is trained and tracked."""
+
+    name: str = "study"
+    seed: int = Field(default=0, ge=0)
+    rounds: int = Field(default=40, gt=0)
+    device: Annotated[str, AfterValidator(_device)] = "cpu"
+    track: Literal["tensorboard", "mlflow"] | None = None
+
+    @field_validator("name")
+    @classmethod
+    def _one_folder(cls, name: str) -> str:
+        if name != name.strip() or not name or name.startswith((".", "~", "-")) or re.search(r"[/\\\x00-\x1f]", name):
+            raise ValueError("it names the folder below runs/, so it is a plain name without / or a leading dot")
+        if len(name.encode()) > 200:
+            raise ValueError("it names the folder below runs/, so it has at most 200 bytes")
+        return name
+
+
+class DataKeys(Section):
+    """``[data]``: a source by name, or a folder of your own files with a schema; how it is dealt to clients."""
+
+    name: str = "digits"
+    folder: str | None = None
+    options: dict[str, Any] = {}
+    records: int | None = Field(default=None, gt=0)
+    table_schema: dict[str, Any] | None = Field(default=None, alias="schema")
+    invalid: Literal["refuse", "null"] = "refuse"
+    partition: Literal["iid", "dirichlet", "shards", "similarity", "natural"] | None = None
+    clients: int | None = Field(default=None, gt=0)
+    seed: int | None = None
+    test: float = Field(default=0.2, ge=0, lt=1)
+    central: float = Field(default=0.0, ge=0, lt=1)
+    minimum: int = Field(default=1, gt=0)
+    beta: float | None = Field(default=None, gt=0)
+    shards: int | None = Field(default=None, gt=0)
+    max_classes: int | None = Field(default=None, gt=0)
+    similarity: float | None = Field(default=None, ge=0, le=100)
+    sizes: list[float] | None = None
+
+    def given(self, *keys: str) -> dict[str, Any]:
+        """The keys among these that have a value; by default the options of the partition."""
+        return {key: value for key in keys or _PARTITION if (value := getattr(self, key)) is not None}
+
+    def expected_clients(self) -> tuple[list[str] | None, bool]:
+        """The clients' names, as far as they follow without reading records, and whether they are files in order."""
+        if self.table_schema is None and (self.name in SOURCES or self.partition not in (None, "natural")):
+            return (None if self.clients is None else client_names(self.clients)), False
+        path = Path((self.folder or self.name) if self.table_schema is not None else self.name)
+        return [stem_of(file) for file in client_files(path)], True
+
+    def check(self) -> None:
+        """Refuse what cannot work. Looks at names of files, never into them."""
+        if self.table_schema is not None:
+            self._check_own(self.table_schema)
+        elif self.name in SOURCES:
+            self._check_source()
+        elif self.name and not Path(self.name).exists():
+            raise BadInput(
+                f"data.name = {self.name!r} is unknown: use one of {', '.join(SOURCES)}, or a path to your own folder"
+            )
+
+    def _check_own(self, schema: dict[str, Any]) -> None:
+        parse_schema(schema)
+        if self.partition not in (None, "natural"):
+            raise BadInput(
+                f"data.partition = {self.partition!r} does not go with data.schema: your files are the clients"
+            )
+        names = self.expected_clients()[0] or []
+        if self.clients not in (None, len(names)):
+            raise BadInput(
+                f"data.clients = {self.clients}, but there are {len(names)} files, one a client: leave it out"
+            )
+        given = self.given("records", *_PARTITION)
+        given |= {"options": self.options} if self.options else {}
+        given |= {"minimum": self.minimum} if self.minimum > 1 else {}
+        for key, value in given.items():
+            raise BadInput(f"data.{key} = {value!r} does not go with data.schema (files are clients): leave it out")
+
+    def _check_source(self) -> None:
+        name, kind, source = self.name, self.partition or "iid", SOURCES[self.name]
+        if self.invalid != "refuse":
+            raise BadInput(
+                f"data.invalid = {self.invalid!r} is for files of your own, which {name} is not: leave it out"
+            )
+        if kind == "natural":
+            raise BadInput(f"data.partition = 'natural': {name} comes without clients, use iid, dirichlet, shards, …")
+        if self.clients is None:
+            raise BadInput("data.clients is missing: say how many clients the records are dealt to")
+        check_options(kind, self.given())
+        needed = {"dirichlet": "beta", "similarity": "similarity"}.get(kind)
+        if needed is not None and needed not in self.given():
+            raise BadInput(f"data.{needed} is missing: data.partition = {kind!r} needs it")
+        if self.records is not None and name != "least-squares" and self.records > source.records:
+            raise BadInput(f"data.records = {self.records}: {name} has {source.records} records to choose from")
+        there = self.records or self.options.get("records") or source.records
+        if isinstance(there, int) and self.clients * self.minimum > there:
+            raise BadInput(
+                f"data.clients = {self.clients} with at least data.minimum = {self.minimum} records each: there are "
+                f"{there}, so use fewer clients or a smaller minimum"
+            )
+
+
+class BudgetKeys(Section):
+    """``[budgets]``: ε by distribution, by clients' names, as a number, list, mixture or file; δ; adjacency."""
+
+    name: str | None = None
+    epsilon: float | list[float] | dict[str, float] | None = None
+    mixture: list[list[float]] | None = None
+    csv: str | None = None
+    column: str | None = None
+    client: str | None = None
+    low: float | None = None
+    high: float | None = None
+    delta: float | list[float] | dict[str, float] = 1e-5
+    order: list[str] | None = None
+    adjacency: Literal["zero-out", "add-remove", "replace-one"] = "zero-out"
+    public: list[str] = []
+    seed: int | None = None
+
+    def terms(self, seed: int) -> BudgetTerms | None:
+        """What the section promises to every client; None where it says nothing."""
+        for key in ("column", "client"):
+            if getattr(self, key) is not None and self.csv is None:
+                raise BadInput(f"budgets.{key} names a column of budgets.csv, which is missing: name the file there")
+        ways = {"name": self.name, "epsilon": self.epsilon, "mixture": self.mixture, "csv": self.csv}
+        given = [key for key, value in ways.items() if value is not None]
+        if len(given) > 1:
+            raise BadInput(f"budgets.{given[0]} and budgets.{given[1]} contradict each other: keep one of them")
+        if not given:
+            return None
+        spec: Any = ways[given[0]]
+        if self.mixture is not None:
+            spec = {"mixture": self.mixture}
+        elif self.csv is not None:
+            spec = {"csv": self.csv, "column": self.column or "epsilon"}
+            spec |= {"client": self.client} if self.client else {}
+        bounds = {key: value for key, value in (("low", self.low), ("high", self.high)) if value is not None}
+        seed = seed if self.seed is None else self.seed
+        return BudgetTerms(spec, self.delta, seed, self.adjacency, tuple(self.public), self.order, bounds)
+
+
+class ModelKeys(Section):
+    """``[model]``: a name or ``module:factory``, and its options."""
+
+    name: str = "cnn-small"
+    options: dict[str, Any] = {}
+
+
+Exchanged = str | dict[str, Any] | None
+"""A part of a method to exchange: its name, or a table with the name and its options."""
+
+
+class MethodKeys(Section):
+    """``[method]``: a name, and parts to exchange."""
+
+    name: str = "dp-fedavg"
+    select: Exchanged = None
+    ask: Exchanged = None
+    local: Exchanged = None
+    clip: Exchanged = None
+    aggregate: Exchanged = None
+    server: Exchanged = None
+    calibrate: Exchanged = None
+
+
+class TrainingKeys(Section):
+    """``[training]``: keywords of ``sd.train``."""
+
+    batch: float | list[float] | None = None
+    rate: float | list[float] | None = None
+    steps: int | None = None
+    epochs: float | None = None
+    lr: float | None = None
+    server_lr: float | None = None
+    cooldown: float | None = None
+    exact_noise: bool | None = None
+    pull: float | None = None
+    clip: float | None = None
+    sampling: Literal["poisson", "fixed", "full"] | None = None
+    select: int | None = None
+    evaluate: int | None = None
+
+
+class CompareKeys(Section):
+    """``[compare]``: methods and seeds to run side by side."""
+
+    methods: list[str] = []
+    seeds: list[Annotated[int, Field(ge=0)]] = []
+
+    @field_validator("methods", "seeds")
+    @classmethod
+    def _once(cls, values: list[Any]) -> list[Any]:
+        twice = next((one for place, one in enumerate(values) if one in values[:place]), None)
+        if twice is not None:
+            raise ValueError(f"{twice!r} is listed twice, and one run twice shows no spread: leave out one of them")
+        return values
+
+
+class DeploymentKeys(Section):
+    """``[deployment]``: which sites take part, what their records look like, how long the server waits.
+
+    ``test``: a file of records that the server may look at, to judge the model by.
+    """
+
+    sites: list[str] = []
+    shape: list[int] | None = None
+    classes: int | None = Field(default=None, gt=1)
+    test: str | None = None
+    enrol: float = Field(default=300.0, gt=0)
+    timeout: float = Field(default=600.0, gt=0)
+    least: int = Field(default=1, gt=0)
+    absent: Literal["refuse", "go on"] = "refuse"
+
+
+def explain(error: ValidationError, model: type[BaseModel]) -> str:
+    """The first thing that is wrong with a file, by key, with a remedy."""
+    found = error.errors(include_url=False)
+    first = next((one for one in found if one["type"] == "extra_forbidden"), found[0])  # a misspelt key also is missing
+    where = [str(one) for one in first["loc"]]
+    key = ".".join(where[:2])
+    if first["type"] != "extra_forbidden":
+        told = first["msg"].removeprefix("Value error, ")
+        return f"{key} = {first['input']!r}: {told[0].lower()}{told[1:]}"
+    fields = model.model_fields
+    if len(where) > 1:
+        fields = getattr(fields[where[0]].annotation, "model_fields", {})
+    known = [field.alias or name for name, field in fields.items()]
+    near = difflib.get_close_matches(where[-1], known, n=1)
+    return f"unknown key {key}: " + (f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(known)}")

@@ -1,0 +1,398 @@
+"""A session: the life of one run, from its accounts and its plan to its result, alone or in a stack with others."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sordino import methods, models
+from sordino.client import gradients
+from sordino.client.gradients.losses import loss_by_name
+from sordino.client.rows import Records
+from sordino.client.turn import Work
+from sordino.data import Federation
+from sordino.engine.checkpoint import Checkpoint
+from sordino.engine.devices import torch_device
+from sordino.engine.evaluate import Observer
+from sordino.engine.mapped import make_records, pages_of
+from sordino.engine.rounds import stopped
+from sordino.engine.sharded import Shard
+from sordino.engine.simulate import Setup, simulate
+from sordino.engine.threads import threads_for_step
+from sordino.engine.together import simulate_together
+from sordino.errors import BadInput, BudgetRefused, CannotStack, Diverged, SordinoError
+from sordino.methods import Plan
+from sordino.methods.identity import identities, identity
+from sordino.privacy.accounting import composed_epsilon
+from sordino.privacy.gate import Gate
+from sordino.privacy.generators import Keyed
+from sordino.privacy.ledger import Ledger
+from sordino.privacy.ledger import Plan as LedgerPlan
+from sordino.study.folder import Copies, Keeper
+from sordino.study.result import build_result, save_run, to_json
+
+log = logging.getLogger("sordino.study")
+
+SHOWN_CLIENTS = 100
+"""Above this many clients the running ε is left out of the rounds: it is shown at the end, by the ledger."""
+
+Callback = Callable[[dict[str, Any]], None]
+
+
+@dataclass
+class Run:
+    """A finished (or interrupted) run: the result that ``result.json`` holds, and the trained model."""
+
+    result: dict[str, Any]
+    weights: Tensor
+    template: nn.Module | None
+
+    @property
+    def privacy(self) -> list[dict[str, Any]]:
+        """What every client budgeted and spent."""
+        return list(self.result["privacy"])
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """What was seen in every round."""
+        return list(self.result["rounds"])
+
+    @property
+    def model(self) -> nn.Module:
+        """The trained module."""
+        if self.template is None:
+            raise BadInput("this run was saved with a model of your own: build it and load run.weights into it")
+        engine = gradients.build(self.template, self.result["study"]["loss"], kind="exact")
+        engine.load(self.template, self.weights)
+        return self.template.eval()
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write result and weights into one file; ``sd.load`` reads it."""
+        save_run(Path(path), self.result, self.weights)
+
+    def report(self, path: str | os.PathLike[str]) -> Path:
+        """Write the report of this run: one HTML file that works offline."""
+        from sordino.study.report import write
+
+        write([json.loads(to_json(self.result))], Path(path))
+        return Path(path)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Arguments of ``train`` and ``plan``, checked and put together: what a session makes a run of."""
+
+    clients: Federation
+    template: nn.Module
+    engine: gradients.Engine
+    plan: Plan
+    study: dict[str, Any]
+    seed: int
+    trained: nn.Module
+    """The model from its first trained layer on, which is what ``engine`` has."""
+    fixed: nn.Module | None = None
+    """What the model does to a record before its first trained layer: ``engine`` takes it as done."""
+
+    @property
+    def key(self) -> str:
+        """What the run's random streams are keyed by: the seed and everything that shapes a release."""
+        body = json.dumps([self.study, self.seed], sort_keys=True, default=str)
+        return hashlib.sha256(body.encode()).hexdigest()
+
+    @cached_property
+    def rules(self) -> dict[str, str]:
+        """What the method's parts and the model are, beyond their names."""
+        return {**identities(self.plan.method), "model": identity([repr(self.template), type(self.template).forward])}
+
+    @property
+    def kept_as(self) -> str:
+        """What a run's state is found by after a crash: its key, and what its rules are."""
+        return hashlib.sha256(json.dumps([self.key, self.rules], sort_keys=True).encode()).hexdigest()
+
+    @cached_property
+    def kinship(self) -> tuple[str, ...]:
+        """What runs of one stack have in common: the network with all it holds fixed, a record's shape, the loss."""
+        held = hashlib.sha256()
+        frozen = [(name, one) for name, one in self.template.named_parameters() if not one.requires_grad]
+        for name, one in [*self.template.named_buffers(), *frozen]:
+            held.update(name.encode() + np.ascontiguousarray(one.detach().cpu().numpy()).tobytes())
+        told = [self.study[key] for key in ("model", "loss", "precision")]
+        return json.dumps(told), self.rules["model"], held.hexdigest()
+
+    @property
+    def stackable(self) -> bool:
+        """Whether the run can share a stack: not with one record at a time, nor with records that stay on disk."""
+        return not self.plan.training.exact_noise and pages_of(self.clients.x) is None
+
+
+class Session:
+    """One run: its accounts are open, its plan is declared and adapted to who can pay, its first round can begin.
+
+    Parameters
+    ----------
+    ready: what to run.
+    book: the ledger that the run pays from; None charges nobody, to look inside a step only.
+    run: the run's name in the ledger.
+    state: what it goes on from, for a run that was stopped; nobody's budget is questioned again.
+    gate: the kind of gate that releases pass.
+    records: the records on the device, where another run has them there already.
+    """
+
+    def __init__(
+        self,
+        ready: Prepared,
+        book: Ledger | None,
+        run: str,
+        device: torch.device,
+        state: Checkpoint | None = None,
+        gate: type[Gate] = Gate,
+        records: Records | None = None,
+    ) -> None:
+        self.book = book if ready.plan.method.private else None
+        self.run = run
+        payable = {} if self.book is None else open_accounts(self.book, ready.plan, run)
+        shard = Shard.now()
+        payable = payable if shard is None else shard.same(payable)
+        if state is None and self.book is not None:
+            check_payable(ready.plan, payable, self.book, run)
+        plan = methods.adapt(ready.plan, payable, ready.engine.dimension, ready.seed)
+        self.ready = replace(ready, plan=plan)
+        self.gate = gate(self.book, Keyed(ready.key), run)
+        self.setup = replace(make_setup(self.ready, self.gate, payable, device, records), shard=shard)
+        first = ready.engine.flatten(ready.template).to(device)
+        self.state = Checkpoint(0, first, first) if state is None else state
+
+    def rounds(self) -> Iterator[Checkpoint]:
+        """Train the rounds that are left; the state after each."""
+        return simulate(self.setup, self.state)
+
+    def result(self, name: str | None) -> Run:
+        """End the run: its result, called ``name``. What was declared and not used is free again in the ledger."""
+        plan, state = self.ready.plan, self.state
+        if early := stopped(plan, state.round):
+            log.warning("%s: %s", plan.method.name, early["reason"])
+        study = self.ready.study if name is None else {"name": name, **self.ready.study}
+        result = build_result(study, plan, state, self.book, self.run, self.ready.seed, self.setup.observer)
+        if self.book is not None:
+            self.book.close_run(self.run)
+        return Run(result, state.shown.detach().cpu(), self.ready.template)
+
+
+def train_alone(
+    ready: Prepared, keeper: Keeper, device: str, callbacks: Sequence[Callback] = (), name: str | None = None
+) -> Run:
+    """Train one run, whose state ``keeper`` keeps; ``callbacks`` hear the record of every round."""
+    (found,) = _train([ready], keeper, torch_device(device), callbacks, name)
+    if not isinstance(found, Run):
+        raise found
+    return found
+
+
+def train_prepared(
+    ready: Prepared, device: str = "cpu", callbacks: Sequence[Callback] = (), keep: Path | None = None
+) -> Run:
+    """Train a prepared run with a ledger of its own that ends with it, as ``train`` does without a folder.
+
+    With ``keep``, a folder, its state is kept there every minute, and the same run goes on from it after a crash;
+    ``callbacks`` also hear of the rounds before.
+    """
+    return train_alone(ready, Copies(keep, [ready.kept_as] if keep else ["alone"]), device, callbacks)
+
+
+def train_together(
+    runs: Sequence[Prepared],
+    device: str = "auto",
+    callbacks: Sequence[Callback] = (),
+    keeper: Copies | None = None,
+    name: str | None = None,
+) -> list[Run | Diverged | BudgetRefused]:
+    """Train prepared runs in one stack; each ends as ``train_alone`` would end it, up to rounding.
+
+    A run that diverges, or that nobody can pay for, does not stop the others: in its place stands why. ``callbacks``
+    hear the number of every round that is done.
+    """
+    for one in runs:
+        if one.kinship != runs[0].kinship or not one.stackable:
+            raise CannotStack(
+                "runs that share a stack have one model, loss and shape of a record, take many records at a time and "
+                "have them in memory: train these apart"
+            )
+    keeper = Copies(None, [""] * len(runs)) if keeper is None else keeper
+    return _train(runs, keeper, torch_device(device), callbacks, name, stack=True)
+
+
+def _train(
+    runs: Sequence[Prepared],
+    keeper: Keeper,
+    device: torch.device,
+    callbacks: Sequence[Callback],
+    name: str | None,
+    stack: bool = False,
+) -> list[Run | Diverged | BudgetRefused]:
+    """The sessions of one run, or of a stack, from their accounts to their results."""
+    sessions: dict[int, Session] = {}
+    ended: dict[int, Run | Diverged | BudgetRefused] = {}
+    held: dict[tuple[int, ...], Records] = {}
+
+    def tell(record: dict[str, Any]) -> None:
+        for callback in callbacks:
+            callback(record)
+
+    with tempfile.TemporaryDirectory(prefix="sordino-") as scratch, _ending(keeper):
+        with ExitStack() as books:
+            for place, ready in enumerate(runs):
+                run, book, state = keeper.begin(place, ready.plan.method.private, Path(scratch), device)
+                books.enter_context(book)
+                source = tuple(id(part) for part in (ready.clients.x, ready.clients.y, ready.clients.valid))
+                ready = replace(ready, engine=runs[0].engine)
+                try:
+                    session = Session(ready, book, run, device, state, records=held.get(source))
+                except BudgetRefused as error:
+                    keeper.undo(place)
+                    ended[place] = error
+                    continue
+                held[source] = session.setup.records
+                sessions[place] = session
+            for number in range(1, max((one.state.round for one in sessions.values()), default=0) + 1):
+                if keeper.retells:
+                    tell({"round": number})
+            for record in (_stacked if stack else _alone)(sessions, ended):
+                keeper.keep(*(one.state for one in sessions.values()))
+                tell(record)
+            ended |= {place: one.result(name) for place, one in sessions.items() if place not in ended}
+        for place, done in ended.items():
+            if isinstance(done, Run):
+                keeper.finish(done.result, done.weights, place)
+    return [ended[place] for place in range(len(runs))]
+
+
+def _alone(sessions: Mapping[int, Session], ended: dict[int, Any]) -> Iterator[dict[str, Any]]:
+    """The rounds of one session; where it diverges it is ``ended``."""
+    for place, session in sessions.items():
+        ready = session.ready
+        _warn_untested(ready.clients)
+        with threads_for_step(ready.engine.dimension, max(c.terms.divisor for c in ready.plan.clients)):
+            try:
+                for now in session.rounds():
+                    yield now.history[-1]
+            except Diverged as error:
+                ended[place] = error
+
+
+def _stacked(sessions: Mapping[int, Session], ended: dict[int, Any]) -> Iterator[dict[str, Any]]:
+    """The rounds of all sessions together, of which only the number is told; who diverges is ``ended``."""
+    lost: dict[int, Diverged] = {}
+    setups = [
+        replace(one.setup, key=one.ready.key, work=replace(one.setup.work, stack=True)) for one in sessions.values()
+    ]
+    if setups:
+        for number in simulate_together(setups, [one.state for one in sessions.values()], lost):
+            yield {"round": number}
+    ended |= {list(sessions)[i]: error for i, error in lost.items()}
+
+
+@contextmanager
+def _ending(keeper: Keeper) -> Iterator[None]:
+    """Tell a keeper how its runs ended; an interruption is no end."""
+    try:
+        yield
+    except SordinoError as error:
+        keeper.end(error)
+        raise
+    keeper.end()
+
+
+def _warn_untested(clients: Federation) -> None:
+    bare = [name for name, test in zip(clients.names, clients.test) if not len(test)]
+    if bare:
+        told = ", ".join(bare[:5]) + (", …" if len(bare) > 5 else "")
+        log.warning(
+            "%d of %d clients have no test records (%s): accuracy and loss are those of their training records",
+            len(bare),
+            len(clients.names),
+            told,
+        )
+
+
+def open_accounts(book: Ledger, plan: Plan, run: str) -> dict[str, int]:
+    """Open an account for every client, declare the plan, and return how many turns each can pay."""
+    book.open_accounts({client.name: client.budget for client in plan.clients}, simulated=True)
+    taking = [c for c in plan.clients if c.turns > 0 or any(c.queries)]
+    return book.declare([LedgerPlan(c.name, run, *c.declaration()) for c in taking])
+
+
+def check_payable(plan: Plan, payable: dict[str, int], book: Ledger, run: str) -> None:
+    """Refuse a run in which nobody can pay for a turn, before it begins; where some cannot, say who sits out."""
+    dry = [name for name, turns in payable.items() if turns == 0]
+    if not dry:
+        return
+    told = ", ".join(dry[:10]) + (f" and {len(dry) - 10} more" if len(dry) > 10 else "")
+    if len(dry) == len(payable):
+        book.close_run(run)
+        raise BudgetRefused(
+            f"nobody's budget pays for a single turn of this plan ({told}): nothing was trained or charged; top the "
+            "ledger up, plan fewer rounds, or use another ledger"
+        )
+    log.warning("%d of %d clients sit out, for their budgets pay for no turn: %s", len(dry), len(plan.clients), told)
+
+
+def make_setup(
+    ready: Prepared, gate: Gate, payable: dict[str, int], device: torch.device, records: Records | None = None
+) -> Setup:
+    """Put data, engine, gate and observer together; ``records`` where another run has them on the device already."""
+    clients, plan = ready.clients, ready.plan
+    ready.engine.module.to(device)  # what it holds fixed; weights come with every call
+
+    def after_fixed(found: Records) -> Records:
+        """Records as the first trained layer sees them."""
+        return found if ready.fixed is None else replace(found, x=models.apply_fixed(ready.fixed, found.x))
+
+    if records is None:
+        records = after_fixed(make_records(clients.x, clients.y, clients.valid, device))
+    central = None
+    if clients.central is not None:
+        every = np.ones(len(clients.central[1]), bool)
+        central = after_fixed(make_records(*clients.central, every, device))
+    held = [test if len(test) else train for test, train in zip(clients.test, clients.train)]
+    also = tuple(one.question for one in plan.method.ask if one.batch == "step")
+    work = Work(ready.engine, plan.method.clip, plan.method.local, also, stack=device.type == "cuda")
+    if plan.training.exact_noise:
+        if device.type != "cpu":
+            raise BadInput('training.exact_noise computes as a site does, on a CPU: use device = "cpu"')
+        work = replace(work, alone=gradients.Alone(ready.trained, loss_by_name(ready.study["loss"])))
+    loss = loss_by_name(ready.study["loss"]).values
+    classes = clients.task == "classification"
+    observer = Observer(ready.engine, loss, records, held, clients.sizes, central, classes, clients.train)
+    return Setup(
+        plan,
+        work,
+        gate,
+        records,
+        clients.train,
+        observer,
+        payable=payable,
+        spending=lambda turns: spending(plan, turns),
+    )
+
+
+def spending(plan: Plan, turns: np.ndarray) -> dict[str, float] | None:
+    """Min, median and max over private clients of the ε that this run has spent after these turns."""
+    bounded = [c for c in plan.clients if not c.budget.is_public]
+    if not plan.method.private or not 0 < len(bounded) <= SHOWN_CLIENTS:
+        return None
+    taken = dict(zip((c.name for c in plan.clients), turns.tolist()))
+    spent = composed_epsilon([c.total(taken[c.name]) for c in bounded], [c.budget.delta for c in bounded])
+    return {"min": float(spent.min()), "median": float(np.median(spent)), "max": float(spent.max())}
