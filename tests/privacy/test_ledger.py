@@ -11,9 +11,10 @@ import pytest
 from ledger_cases import GRADIENT, LOSS, OTHER_REQUEST, REQUEST, charge, ended_well, forked, plan, small_ledger
 
 from sordino.errors import BadInput, BudgetRefused, SordinoError
-from sordino.privacy import accounting, composing
+from sordino.privacy import accounting, planning
 from sordino.privacy.accounting import filters
 from sordino.privacy.ledger import Ledger, Plan
+from sordino.privacy.statement import statement
 from sordino.privacy.types import Adjacency, Budget, Event, Sampling
 
 BUDGET = Budget(2.0, 1e-5)
@@ -144,7 +145,7 @@ class TestPlans:
         ledger.top_up("hospital 3", 1.0, "more rounds", "Dr. Weiss")
         longer = ledger.declare([plan(1000)])["hospital 3"]
         assert longer > short
-        order = composing.order_of(ledger._file.book, "hospital 3")
+        order = planning.order_of(ledger._file.book, "hospital 3")
         rooms = [filters.divergence([GRADIENT.times(10 * (longer + k))], order) for k in (0, 1)]
         assert rooms[0] <= filters.room(Budget(3.0, 1e-5), order) < rooms[1]  # what grew later is the filter's
         assert ledger.left("hospital 3", "a") == {"gradient": 10 * longer - 10}
@@ -327,13 +328,13 @@ class TestSpending:
             ledger.charge([charge("round 1", run="b", what="loss", count=1)])
         with Ledger(path, readonly=True) as ledger:
             total = cost(GRADIENT.times(20), LOSS.times(1))
-            order = composing.order_of(ledger._file.book, "hospital 3")
+            order = planning.order_of(ledger._file.book, "hospital 3")
             shown = ledger.epsilon()["hospital 3"]
             assert shown == filters.odometer([GRADIENT.times(20), LOSS.times(1)], order, 1e-5)
             assert total < shown <= 2.0
             assert ledger.epsilon(["hospital 3"], run="a")["hospital 3"] == pytest.approx(cost(GRADIENT.times(20)))
             assert ledger.run_events("hospital 3", "b") == [LOSS]
-            assert ledger.remaining() == {"hospital 3": pytest.approx(2.0 - shown)}
+            assert statement(ledger, "hospital 3")["left_epsilon"] == pytest.approx(2.0 - shown)
 
     def test_each_account_is_measured_by_its_own_accountant_and_delta(self, ledger: Ledger) -> None:
         ledger.open_account("x", Budget(5.0, 1e-5), accountant="rdp")
@@ -349,7 +350,7 @@ class TestSpending:
     def test_an_account_without_charges_has_spent_nothing(self, ledger: Ledger) -> None:
         ledger.open_account("hospital 3", BUDGET)
         assert ledger.epsilon() == {"hospital 3": 0.0}
-        assert ledger.remaining() == {"hospital 3": 2.0}
+        assert statement(ledger, "hospital 3")["left_epsilon"] == 2.0
 
 
 class TestResending:
@@ -416,7 +417,7 @@ class TestUse:
         small_ledger(tmp_path / "l.db").close()
         before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
         with Ledger(tmp_path / "l.db", readonly=True) as ledger:
-            assert ledger.remaining() == {"hospital 3": 2.0}
+            assert statement(ledger, "hospital 3")["left_epsilon"] == 2.0
             ledger.verify()
             with pytest.raises(BadInput, match="read-only"):
                 ledger.charge([charge("round 1")])

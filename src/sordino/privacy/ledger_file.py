@@ -9,26 +9,33 @@ import os
 import sqlite3
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from sordino.errors import BadInput, LedgerDamaged, SordinoError
-from sordino.privacy.book import Book
-from sordino.privacy.chain import RESTORE, START, Anchor, Entry, anchor_path, link, read_anchor, write_anchor
-from sordino.privacy.composing import unfit
-from sordino.privacy.fold import apply
-from sordino.privacy.ledger_schema import (
+from sordino.privacy.book import Book, apply
+from sordino.privacy.ledger_format import (
+    RESTORE,
+    START,
     VERSION,
+    Anchor,
+    Entry,
+    anchor_path,
     check_path,
     check_structure,
     connect,
     explained,
+    link,
     migrate,
+    read_anchor,
     version_of,
+    write_anchor,
 )
+from sordino.privacy.planning import unfit
 
 log = logging.getLogger("sordino.ledger")
 
@@ -98,7 +105,12 @@ class LedgerFile:
             if self.readonly:
                 raise BadInput(f"{self.path} has an older format ({version}): open it for writing once to update it")
             with self.transaction() as draft:
-                self._step_up(draft)
+                version = version_of(self.db, self.path)  # another process may have been first
+                if version < VERSION:
+                    migrate(self.db, version)
+                    draft.add("migrated", {"from": version, "to": VERSION})
+                    for one in unfit(self.book):
+                        draft.add("closed", {"reason": "no filter covers it"}, client=one.plan.client, run=one.plan.run)
         elif not self.readonly and (anchor is None or anchor.seal is None or anchor.entries < self.entries):
             self._write_anchor()
 
@@ -107,21 +119,12 @@ class LedgerFile:
         try:
             if version_of(self.db, self.path) == 0:  # another process may have been first
                 migrate(self.db, 0)
-                draft = Draft(0)
-                entry = draft.add("ledger", {"id": uuid.uuid4().hex, "version": VERSION})
+                entry = Draft(0).add("ledger", {"id": uuid.uuid4().hex, "version": VERSION})
                 self.db.execute(_INSERT, (*entry, link(START, entry)))
             self.db.execute("COMMIT")
         except BaseException:
             self._roll_back()
             raise
-
-    def _step_up(self, draft: Draft) -> None:
-        version = version_of(self.db, self.path)
-        if version < VERSION:
-            migrate(self.db, version)
-            draft.add("migrated", {"from": version, "to": VERSION})
-            for one in unfit(self.book):
-                draft.add("closed", {"reason": "no filter covers it"}, client=one.plan.client, run=one.plan.run)
 
     def _inspect(self, anchor: Anchor | None, version: int) -> None:
         """Read and check everything, in one read transaction. ``anchor`` was read before: it may lag, never lead."""
@@ -219,7 +222,7 @@ class LedgerFile:
                 broken = self._break_seal()
                 draft = Draft(self.entries)
                 yield draft
-                links = self._chained(draft.entries)
+                links = list(accumulate(draft.entries, link, initial=self.head))[1:]
                 self.db.executemany(_INSERT, [(*e, digest) for e, digest in zip(draft.entries, links)])
                 self.db.executemany("INSERT INTO releases (number, payload) VALUES (?, ?)", draft.releases)
                 self.db.execute("COMMIT" if draft.entries else "ROLLBACK")
@@ -234,13 +237,6 @@ class LedgerFile:
         if draft.entries or broken:
             self._write_anchor()
 
-    def _chained(self, entries: Sequence[Entry]) -> list[str]:
-        head, links = self.head, []
-        for entry in entries:
-            head = link(head, entry)
-            links.append(head)
-        return links
-
     def _write_anchor(self, seal: bool = False) -> None:
         """Note the chain's end beside the file, under the ledger's lock so that the anchor never goes backwards.
 
@@ -250,19 +246,21 @@ class LedgerFile:
             self.db.execute("BEGIN IMMEDIATE")
             try:
                 self.refresh()
-                digest = self._seal() if seal or self._affordable() else None
+                cheap = self._size() <= SEALED_ALWAYS or time.monotonic() >= self._next_seal
+                digest = self._seal() if seal or (self.durable and cheap) else None
                 anchor = Anchor(self.book.identity, self.entries, self.head, digest)
-                write_anchor(self.path, anchor, self.durable)
-            except OSError as error:
-                raise BadInput(
-                    f"{anchor_path(self.path)} could not be written ({error.strerror}); the last charge is recorded, "
-                    "nothing was drawn for it: free disk space or fix the permissions, then go on"
-                ) from error
+                self._replace_anchor(anchor, "; the last charge is recorded, nothing was drawn for it")
             finally:
                 self._roll_back()
 
-    def _affordable(self) -> bool:
-        return self.durable and (self._size() <= SEALED_ALWAYS or time.monotonic() >= self._next_seal)
+    def _replace_anchor(self, anchor: Anchor, outcome: str) -> None:
+        try:
+            write_anchor(self.path, anchor, self.durable)
+        except OSError as error:
+            raise BadInput(
+                f"{anchor_path(self.path)} could not be written ({error.strerror}){outcome}: free disk space or fix "
+                "the permissions, then go on"
+            ) from error
 
     def _break_seal(self) -> bool:
         """Take the seal off before the file is touched, so that a crash cannot leave a seal that does not fit.
@@ -274,13 +272,7 @@ class LedgerFile:
             return False
         if self._size() <= SEALED_ALWAYS:
             self._check_seal(anchor)
-        try:
-            write_anchor(self.path, anchor._replace(seal=None), self.durable)
-        except OSError as error:
-            raise BadInput(
-                f"{anchor_path(self.path)} could not be written ({error.strerror}), nothing was recorded: free disk "
-                "space or fix the permissions, then go on"
-            ) from error
+        self._replace_anchor(anchor._replace(seal=None), ", nothing was recorded")
         return True
 
     def _seal(self) -> str | None:
