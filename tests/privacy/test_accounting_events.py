@@ -175,4 +175,4 @@ def test_the_replace_one_figure_takes_the_same_noise_over_twice_the_sensitivity(
 
 def test_every_accountant_is_registered_with_words():
     for name in accountants.ACCOUNTANTS:
-        assert accountants.accountant(name).words
+        assert accountants.accountant_named(name).words

@@ -3,13 +3,14 @@
 from sordino.privacy.accounting.accountants import ACCOUNTANTS, label
 from sordino.privacy.accounting.compose import (
     affordable,
+    calibrate,
     calibrate_events,
     composed_epsilon,
+    epsilon,
     replace_one_epsilon,
     split,
     steps_within,
 )
-from sordino.privacy.accounting.front import calibrate, epsilon
 
 __all__ = [
     "ACCOUNTANTS",

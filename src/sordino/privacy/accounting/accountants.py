@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sordino.errors import BadInput
-from sordino.privacy.accounting import cumulant, gaussian, pld, published, rdp
+from sordino.privacy.accounting import cumulant, pld, published, rdp
 from sordino.privacy.accounting.parts import Composition, Floats, Kind, scaled, table
 from sordino.privacy.accounting.search import SAFETY, Indices, smallest_scale
 from sordino.privacy.types import Scheme
@@ -18,7 +18,6 @@ Scales = Callable[[Sequence[Composition], Floats, Floats], Floats]
 
 _PLD_TOLERANCE = 3e-4
 _RDP_TOLERANCE = 1e-4
-_EXACT_TOLERANCE = 1e-5
 
 
 class Accountant(NamedTuple):
@@ -29,15 +28,15 @@ class Accountant(NamedTuple):
     words: str
 
 
-def _pick(values: Sequence[Composition], at: Indices) -> list[Composition]:
-    return [values[int(i)] for i in at]
-
-
-def _routes(compositions: Sequence[Composition]) -> tuple[Indices, Indices, Indices]:
+def _routes(compositions: Sequence[Composition]) -> list[Indices]:
     """Which are full-batch Gaussians alone (exact), which sampled (PLD), which partly without replacement (Rényi)."""
     kinds = [{part.kind for part in composition} for composition in compositions]
     route = np.array([2 if Kind.FIXED in own else 0 if own == {Kind.GAUSSIAN} else 1 for own in kinds])
-    return np.flatnonzero(route == 0), np.flatnonzero(route == 1), np.flatnonzero(route == 2)
+    return [np.flatnonzero(route == k) for k in range(3)]
+
+
+def _pick(compositions: Sequence[Composition], at: Indices) -> list[Composition]:
+    return [compositions[int(i)] for i in at]
 
 
 def _tight_epsilons(compositions: Sequence[Composition], deltas: Floats) -> Floats:
@@ -45,7 +44,7 @@ def _tight_epsilons(compositions: Sequence[Composition], deltas: Floats) -> Floa
     out = np.empty(len(compositions))
     if exact.size:
         mu = np.array([1 / own[0].noise for own in _pick(compositions, exact)])
-        out[exact] = gaussian.epsilon_of(mu, deltas[exact])
+        out[exact] = cumulant.gaussian_epsilon(mu, deltas[exact])
     if sampled.size:
         out[sampled] = pld.epsilons(_pick(compositions, sampled), deltas[sampled])
     if fixed.size:
@@ -53,20 +52,21 @@ def _tight_epsilons(compositions: Sequence[Composition], deltas: Floats) -> Floa
     return out
 
 
-def _search(
-    epsilons: Epsilons, compositions: Sequence[Composition], target: Floats, deltas: Floats, tolerance: float
-) -> Floats:
-    """The smallest scales by evaluating ``epsilons``, from the better of two limits."""
-    start = cumulant.limit_scale(table(compositions), target, deltas)
-
-    def cost(at: Indices, scales: Floats) -> Floats:
-        return epsilons([scaled(own, float(s)) for own, s in zip(_pick(compositions, at), scales)], deltas[at])
-
-    return smallest_scale(cost, target, start, np.full(target.shape, -1.2), tolerance)
-
-
-def _rdp_scales(compositions: Sequence[Composition], target: Floats, deltas: Floats) -> Floats:
-    return _search(rdp.epsilons, compositions, target, deltas, _RDP_TOLERANCE)
+def _tight_scales(compositions: Sequence[Composition], target: Floats, deltas: Floats) -> Floats:
+    exact, sampled, fixed = _routes(compositions)
+    out = np.empty(len(compositions))
+    if exact.size:
+        noise = np.array([own[0].noise for own in _pick(compositions, exact)])
+        out[exact] = 1 / (noise * cumulant.gaussian_mu(target[exact] * (1 - SAFETY), deltas[exact]))
+    if fixed.size:
+        out[fixed] = _rdp_scales(_pick(compositions, fixed), target[fixed], deltas[fixed])
+    if sampled.size:
+        own, goal, delta = _pick(compositions, sampled), target[sampled], deltas[sampled]
+        _refuse_idle_delta(own, delta)
+        start, slope = cumulant.saddle_scale(table(own), goal * (1 - 4 * pld.TIGHTNESS), delta)
+        cost = _cost(pld.epsilons, own, delta)
+        out[sampled] = smallest_scale(cost, goal, start, slope, _PLD_TOLERANCE)
+    return out
 
 
 def _refuse_idle_delta(compositions: Sequence[Composition], deltas: Floats) -> None:
@@ -80,24 +80,24 @@ def _refuse_idle_delta(compositions: Sequence[Composition], deltas: Floats) -> N
             )
 
 
-def _tight_scales(compositions: Sequence[Composition], target: Floats, deltas: Floats) -> Floats:
-    exact, sampled, fixed = _routes(compositions)
-    out = np.empty(len(compositions))
-    if exact.size:
-        noise = np.array([own[0].noise for own in _pick(compositions, exact)])
-        out[exact] = 1 / (noise * gaussian.mu_of(target[exact] * (1 - SAFETY), deltas[exact]))
-    if fixed.size:
-        out[fixed] = _rdp_scales(_pick(compositions, fixed), target[fixed], deltas[fixed])
-    if sampled.size:
-        own, goal, delta = _pick(compositions, sampled), target[sampled], deltas[sampled]
-        _refuse_idle_delta(own, delta)
-        start, slope = cumulant.saddle_scale(table(own), goal * (1 - 4 * pld.TIGHTNESS), delta)
+def _cost(epsilons: Epsilons, compositions: Sequence[Composition], deltas: Floats) -> Callable[..., Floats]:
+    """ε of some of the compositions with their noises scaled."""
 
-        def cost(at: Indices, scales: Floats) -> Floats:
-            return pld.epsilons([scaled(one, float(s)) for one, s in zip(_pick(own, at), scales)], delta[at])
+    def cost(at: Indices, scales: Floats) -> Floats:
+        return epsilons([scaled(own, float(s)) for own, s in zip(_pick(compositions, at), scales)], deltas[at])
 
-        out[sampled] = smallest_scale(cost, goal, start, slope, _PLD_TOLERANCE)
-    return out
+    return cost
+
+
+def _renyi_scales(epsilons: Epsilons, compositions: Sequence[Composition], target: Floats, deltas: Floats) -> Floats:
+    """The smallest scales by evaluating ``epsilons``, from the better of two limits."""
+    start = cumulant.limit_scale(table(compositions), target, deltas)
+    slope = np.full(target.shape, -1.2)
+    return smallest_scale(_cost(epsilons, compositions, deltas), target, start, slope, _RDP_TOLERANCE)
+
+
+def _rdp_scales(compositions: Sequence[Composition], target: Floats, deltas: Floats) -> Floats:
+    return _renyi_scales(rdp.epsilons, compositions, target, deltas)
 
 
 def _robust_hdp_scales(compositions: Sequence[Composition], target: Floats, deltas: Floats) -> Floats:
@@ -108,7 +108,7 @@ def _robust_hdp_scales(compositions: Sequence[Composition], target: Floats, delt
             f"'rdp-robust-hdp' certifies no ε at or below {floor[worst]:.4g} for δ = {deltas[worst]:g} (its largest "
             f"order is {published.ROBUST_HDP_ORDERS[-1]:g}); {target[worst]:.4g} was asked for: use accountant='pld'"
         )
-    return _search(published.robust_hdp_epsilons, compositions, target, deltas, _RDP_TOLERANCE)
+    return _renyi_scales(published.robust_hdp_epsilons, compositions, target, deltas)
 
 
 _BY_NAME: dict[str, Accountant] = {
@@ -131,22 +131,19 @@ _BY_NAME: dict[str, Accountant] = {
     ),
 }
 ACCOUNTANTS: tuple[str, ...] = tuple(_BY_NAME)
-_FIXED_WORDS = "Rényi bound for fixed-size batches without replacement (tightened Wang–Balle–Kasiviswanathan)"
 
 
-def accountant(name: str) -> Accountant:
+def accountant_named(name: str) -> Accountant:
     """The accountant of that name, or an error that lists the names."""
     if name not in _BY_NAME:
         raise BadInput(f"accountant {name!r} is unknown: use one of {', '.join(ACCOUNTANTS)}")
     return _BY_NAME[name]
 
 
-def label(accountant_name: str, sampling: str | Scheme = Scheme.POISSON) -> str:
+def label(accountant: str, sampling: str | Scheme = Scheme.POISSON) -> str:
     """The accountant in plain words, for privacy statements. PLD has no fixed-size sampling: the words say so."""
-    words = accountant(accountant_name).words
+    words = accountant_named(accountant).words
     scheme = Scheme.parse(sampling)
-    if scheme is Scheme.FIXED and accountant_name in ("pld", "rdp"):
-        return _FIXED_WORDS
-    if scheme is Scheme.FULL and accountant_name == "pld":
-        return "Gaussian mechanism (exact)"
-    return words
+    if scheme is Scheme.FIXED and accountant in ("pld", "rdp"):
+        return "Rényi bound for fixed-size batches without replacement (tightened Wang–Balle–Kasiviswanathan)"
+    return "Gaussian mechanism (exact)" if scheme is Scheme.FULL and accountant == "pld" else words

@@ -45,16 +45,6 @@ class Part(NamedTuple):
 Composition = tuple[Part, ...]
 
 
-def one_adjacency(events: Sequence[Event]) -> None:
-    """Refuse events of different adjacencies: no accountant composes them into one guarantee."""
-    adjacencies = sorted({event.adjacency.value for event in events})
-    if len(adjacencies) > 1:
-        raise BadInput(
-            f"events of adjacencies {' and '.join(adjacencies)} do not compose into one guarantee: "
-            "state all of them under one adjacency"
-        )
-
-
 def _kind(event: Event) -> Kind:
     if event.sampling.rate == 1.0 or event.sampling.scheme is Scheme.FULL:
         return Kind.GAUSSIAN
@@ -65,7 +55,12 @@ def _kind(event: Event) -> Kind:
 
 def normal_form(events: Sequence[Event]) -> Composition:
     """The sorted parts of a composition; a part of noise 0 means that the composition is not private."""
-    one_adjacency(events)
+    adjacencies = sorted({event.adjacency.value for event in events})
+    if len(adjacencies) > 1:
+        raise BadInput(
+            f"events of adjacencies {' and '.join(adjacencies)} do not compose into one guarantee: "
+            "state all of them under one adjacency"
+        )
     counts: dict[tuple[Kind, float, float], int] = {}
     precision = 0.0
     for event in events:

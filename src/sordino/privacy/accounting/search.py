@@ -1,11 +1,11 @@
-"""The smallest factor on a composition's noises that keeps ε within a target: many clients, few evaluations."""
+"""Searches that the accountants share: bisection, the most that fits, and the smallest noise that meets a target."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from sordino.errors import BadInput
 from sordino.privacy.accounting.parts import Floats
@@ -19,17 +19,36 @@ _ROUNDS = 60
 _WIDEST = 30.0
 
 
+def halved(
+    enough: Callable[[Floats], ArrayLike],
+    low: ArrayLike,
+    high: ArrayLike,
+    rounds: int,
+    geometric: bool = False,
+    precision: float = 0.0,
+) -> tuple[Floats, Floats]:
+    """(low, high) after so many halvings, or when they agree to ``precision``: high is enough, low is not (or unseen).
+
+    ``geometric``: the middle is √(low·high) in place of (low + high)/2.
+    """
+    low, high = np.asarray(low, dtype=float), np.asarray(high, dtype=float)
+    for _ in range(rounds):
+        middle = np.sqrt(low * high) if geometric else (low + high) / 2
+        fits = enough(middle)
+        low, high = np.where(fits, low, middle), np.where(fits, middle, high)
+        if np.all(high - low <= precision * high):
+            break
+    return low, high
+
+
 def smallest_scale(cost: Cost, target: Floats, start: Floats, slope: Floats, tolerance: float) -> Floats:
     """For each client the smallest scale s with cost(s) ≤ target, to ``tolerance`` of the target.
 
     Parameters
     ----------
-    cost
-        (indices of clients, their scales) → ε. Falls as the scale grows.
-    start, slope
-        Where to look first, and d ln ε/d ln s there; a bad guess costs evaluations, not correctness.
-    tolerance
-        Stop when (1 − tolerance)·target ≤ ε ≤ target.
+    cost: (indices of clients, their scales) → ε. Falls as the scale grows.
+    start, slope: where to look first, and d ln ε/d ln s there; a bad guess costs evaluations, not correctness.
+    tolerance: stop when (1 − tolerance)·target ≤ ε ≤ target.
 
     Guarantees
     ----------
