@@ -24,16 +24,12 @@ from sordino.privacy.ledger import Charge, Ledger
 from sordino.privacy.threads import one_thread, side_by_side
 from sordino.privacy.types import _SEAL, Adjacency, Event, Release, Sampling, joined
 
+# What a clipping rule may multiply a record by: a tiny gradient times a huge factor would rest on its last bits.
 LARGEST_FACTOR = 1e6
-"""What a clipping rule may multiply a record by. A tiny gradient times a huge factor would rest on its last bits."""
-
-TINY = 1.2e-38
-"""The smallest float32 that has all its digits."""
+TINY = 1.2e-38  # the smallest float32 that has all its digits
+HASHED = 1 << 22  # bytes of a tensor that one thread hashes at a time
 
 log = logging.getLogger("sordino.gate")
-
-HASHED = 1 << 22
-"""Bytes of a tensor that one thread hashes at a time."""
 
 
 @dataclass(frozen=True)
@@ -233,32 +229,30 @@ class Gate:
             if self.source.simulated and len(pieces.troubles) >= pieces.count > 0:
                 raise SordinoError(f"not one record of a batch could be computed: {pieces.troubles[0]}")
             return {p: self._seal(permit, p, step, exact[p], bounds[p], one) for p, one in lattices.items()}
-        rows = len(permit.turns)
-        totals = {part: bound.new_zeros(rows, 0) for part, bound in bounds.items()}
+        totals: dict[str, Tensor] = {}
         for piece in pieces:
             for part, bound in bounds.items():
                 one = piece[part]
                 pulled = one.pull(bounded(one.factors, one.norms, one.spread(bound)))
-                totals[part] = pulled if totals[part].shape[1] == 0 else totals[part].add_(pulled)
+                totals[part] = totals[part].add_(pulled) if part in totals else pulled
         for part, bound in bounds.items():
-            if totals[part].shape[1] == 0:
-                totals[part] = bound.new_zeros(rows, width if part == "gradient" else 1)
+            if part not in totals:  # an empty batch
+                totals[part] = bound.new_zeros(len(permit.turns), width if part == "gradient" else 1)
         return {part: self._seal(permit, part, step, totals[part], bound) for part, bound in bounds.items()}
 
     def _seal(
         self, permit: Permit, part: str, step: int, total: Tensor, bound: Tensor, lattice: Lattice | None = None
     ) -> Release:
-        """Noise, division, seal. With a ``lattice``, ``total`` lies on it and so does the noise."""
-        spread, inverse = permit.scales(part, bound)
-        name = f"{permit.what}/{part}"  # two events of a turn may release parts of one name
-        if lattice is not None:
-            return self._seal_exact(permit, part, name, step, total, lattice)
-        if self.private:
-            self.source.normal(permit.turns, name, step, total, spread * bound)
-        return Release(total.mul_(inverse[:, None]), part, self.private, _SEAL)
+        """Noise, division, seal. With a ``lattice``, ``total`` (S̃) lies on it and so does the noise.
 
-    def _seal_exact(self, permit: Permit, part: str, name: str, step: int, total: Tensor, lattice: Lattice) -> Release:
-        """γ(S̃ + ξ)/divisor, ξ = ⌊N(0, (z·Δ/γ)²)⌉ on the integers: the noise is z times the Δ that was charged."""
+        The value is then γ(S̃ + ξ)/divisor, ξ = ⌊N(0, (z·Δ/γ)²)⌉ on the integers: z times the Δ that was charged.
+        """
+        name = f"{permit.what}/{part}"  # two events of a turn may release parts of one name
+        if lattice is None:
+            spread, inverse = permit.scales(part, bound)
+            if self.private:
+                self.source.normal(permit.turns, name, step, total, spread * bound)
+            return Release(total.mul_(inverse[:, None]), part, self.private, _SEAL)
         terms = permit.terms[0]
         units = total / lattice.step
         if self.private:

@@ -16,23 +16,17 @@ from torch import Tensor
 from sordino.errors import BadInput
 from sordino.privacy.threads import unlocked
 
-FINENESS = 16
-"""A lattice step is at most C·2⁻¹⁶/√d, so that rounding adds less than a hundred-thousandth to the sensitivity."""
-
-SLACK = 1e-6
-"""How much longer than C a clipped term may come out in float64; what it really is, is below 1e-9."""
-
-MOST_UNITS = 2.0**52
-"""Sums stay where float64 knows every integer."""
+FINENESS = 16  # a step is at most C·2⁻¹⁶/√d: rounding adds less than a hundred-thousandth to the sensitivity
+SLACK = 1e-6  # how much longer than C a clipped term may come out in float64; what it really is, is below 1e-9
+MOST_UNITS = 2.0**52  # sums stay where float64 knows every integer
 
 
 @dataclass(frozen=True)
 class Lattice:
     """Multiples of a step γ in ``width`` (d) coordinates, for terms clipped to ``bound`` (C). Public constants only.
 
-    Guarantees
-    ----------
-    What :meth:`add` adds of a record has norm at most ``sensitivity``/γ, for every vector and factor, finite or not.
+    Guarantees: what :meth:`add` adds of a record has norm at most ``sensitivity``/γ, for every vector and factor,
+    finite or not.
     """
 
     bound: float

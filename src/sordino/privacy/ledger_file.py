@@ -92,9 +92,8 @@ class LedgerFile:
 
     def _open(self) -> None:
         anchor = read_anchor(self.path)
-        self.db.execute("BEGIN")  # one snapshot: another process may be creating the ledger right now
-        version = version_of(self.db, self.path)
-        self._roll_back()
+        with self._begun():  # one snapshot: another process may be creating the ledger right now
+            version = version_of(self.db, self.path)
         if version == 0:
             if anchor is not None or self.readonly:
                 raise LedgerDamaged(f"{self.path} is empty: {RESTORE}")
@@ -115,29 +114,22 @@ class LedgerFile:
             self._write_anchor()
 
     def _create(self) -> None:
-        self.db.execute("BEGIN IMMEDIATE")
-        try:
+        with self._begun("IMMEDIATE"):
             if version_of(self.db, self.path) == 0:  # another process may have been first
                 migrate(self.db, 0)
                 entry = Draft(0).add("ledger", {"id": uuid.uuid4().hex, "version": VERSION})
                 self.db.execute(_INSERT, (*entry, link(START, entry)))
             self.db.execute("COMMIT")
-        except BaseException:
-            self._roll_back()
-            raise
 
     def _inspect(self, anchor: Anchor | None, version: int) -> None:
         """Read and check everything, in one read transaction. ``anchor`` was read before: it may lag, never lead."""
-        self.db.execute("BEGIN")
-        try:
+        with self._begun():
             self.refresh()
             if self.path.stat().st_size < self._size():  # SQLite reads a page that is cut short as if zeros followed
                 raise LedgerDamaged(f"{self.path} was truncated: {RESTORE}")
             self.sealed = self._check_seal(anchor)
             if not self.sealed:
                 check_structure(self.db, version, self.path)
-        finally:
-            self._roll_back()
         if anchor is None and self.entries > 1:
             anchor = read_anchor(self.path)  # another process may just have created the ledger
         self._check_anchor(anchor)
@@ -196,13 +188,9 @@ class LedgerFile:
     def reading(self) -> Iterator[None]:
         """Read what is new, and let the block look at a state that does not change under it."""
         self._check_usable()
-        with explained(self.path):
-            self.db.execute("BEGIN")
-            try:
-                self.refresh()
-                yield
-            finally:
-                self._roll_back()
+        with explained(self.path), self._begun():
+            self.refresh()
+            yield
 
     @contextmanager
     def transaction(self) -> Iterator[Draft]:
@@ -214,21 +202,20 @@ class LedgerFile:
         self._check_usable()
         if self.readonly:
             raise BadInput(f"{self.path} was opened read-only: open it for writing to record anything")
+        broken = False
         with explained(self.path):
-            self.db.execute("BEGIN IMMEDIATE")
-            broken = False
             try:
-                self.refresh()
-                broken = self._break_seal()
-                draft = Draft(self.entries)
-                yield draft
-                links = list(accumulate(draft.entries, link, initial=self.head))[1:]
-                self.db.executemany(_INSERT, [(*e, digest) for e, digest in zip(draft.entries, links)])
-                self.db.executemany("INSERT INTO releases (number, payload) VALUES (?, ?)", draft.releases)
-                self.db.execute("COMMIT" if draft.entries else "ROLLBACK")
+                with self._begun("IMMEDIATE"):
+                    self.refresh()
+                    broken = self._break_seal()
+                    draft = Draft(self.entries)
+                    yield draft
+                    links = list(accumulate(draft.entries, link, initial=self.head))[1:]
+                    self.db.executemany(_INSERT, [(*e, digest) for e, digest in zip(draft.entries, links)])
+                    self.db.executemany("INSERT INTO releases (number, payload) VALUES (?, ?)", draft.releases)
+                    self.db.execute("COMMIT" if draft.entries else "ROLLBACK")
             except BaseException as error:
-                self._roll_back()
-                if broken and not isinstance(error, LedgerDamaged):
+                if broken and not self.db.in_transaction and not isinstance(error, LedgerDamaged):
                     with suppress(SordinoError, sqlite3.Error):  # it is sealed again when the ledger is closed
                         self._write_anchor()
                 raise
@@ -242,16 +229,12 @@ class LedgerFile:
 
         The file is sealed there too: with ``seal``, and otherwise where that costs little beside a durable commit.
         """
-        with explained(self.path):
-            self.db.execute("BEGIN IMMEDIATE")
-            try:
-                self.refresh()
-                cheap = self._size() <= SEALED_ALWAYS or time.monotonic() >= self._next_seal
-                digest = self._seal() if seal or (self.durable and cheap) else None
-                anchor = Anchor(self.book.identity, self.entries, self.head, digest)
-                self._replace_anchor(anchor, "; the last charge is recorded, nothing was drawn for it")
-            finally:
-                self._roll_back()
+        with explained(self.path), self._begun("IMMEDIATE"):
+            self.refresh()
+            cheap = self._size() <= SEALED_ALWAYS or time.monotonic() >= self._next_seal
+            digest = self._seal() if seal or (self.durable and cheap) else None
+            anchor = Anchor(self.book.identity, self.entries, self.head, digest)
+            self._replace_anchor(anchor, "; the last charge is recorded, nothing was drawn for it")
 
     def _replace_anchor(self, anchor: Anchor, outcome: str) -> None:
         try:
@@ -357,9 +340,15 @@ class LedgerFile:
         except SordinoError as trouble:
             log.warning("%s could not be sealed: %s", self.path, trouble)
 
-    def _roll_back(self) -> None:
-        if self.db.in_transaction:
-            self.db.execute("ROLLBACK")
+    @contextmanager
+    def _begun(self, mode: str = "DEFERRED") -> Iterator[None]:
+        """A transaction of SQLite, which is undone unless the block commits it."""
+        self.db.execute(f"BEGIN {mode}")
+        try:
+            yield
+        finally:
+            if self.db.in_transaction:
+                self.db.execute("ROLLBACK")
 
     def _check_usable(self) -> None:
         if self._process != os.getpid():

@@ -28,30 +28,27 @@ from numpy.typing import NDArray
 Words = Callable[[int], NDArray[np.uint64]]
 """So many independent uniform words of 64 bits."""
 
-CELLS_PER_UNIT = 32
-"""1/h: cells of this width keep 99 of 100 points."""
-
-CELLS = CELLS_PER_UNIT * 9
-"""Up to 9 deviations; what lies beyond (one point in 10¹⁸) is one more cell, with a way of its own."""
-
+CELLS_PER_UNIT = 32  # 1/h: cells of this width keep 99 of 100 points
+CELLS = CELLS_PER_UNIT * 9  # up to 9 deviations; what lies beyond (one point in 10¹⁸) is one more cell
 GUIDE_BITS = 12
 ROUND_MARGIN = 2.0**-48
 ACCEPT_MARGIN = 2.0**-44
-LARGEST = 2.0**51
-"""Noise must stay where float64 knows every integer."""
+LARGEST = 2.0**51  # noise must stay where float64 knows every integer
 
 
 @dataclass(frozen=True)
 class _Cells:
-    """Weights of the cells, the last one being everything beyond; ``ends`` are their running sums (below 2⁶³)."""
+    """Weights of the cells, the last one being everything beyond; ``ends`` are their running sums (below 2⁶³).
+
+    ``guide``: the first cell that a number with these leading bits may lie in. ``tail``: the exact mass of the envelope
+    beyond, in the weights' units.
+    """
 
     scale: float
     ends: NDArray[np.uint64]
     starts: NDArray[np.uint64]
     guide: NDArray[np.int64]
-    """The first cell that a number with these leading bits may lie in."""
     tail: Fraction
-    """The exact mass of the envelope beyond, in the weights' units."""
 
 
 @cache
@@ -84,9 +81,7 @@ def _find(mark: NDArray[np.uint64]) -> NDArray[np.int64]:
 def rounded_normals(words: Words, deviation: float, count: int) -> NDArray[np.float64]:
     """``count`` independent draws of ⌊deviation·N(0, 1)⌉, as float64 that holds integers.
 
-    Guarantees
-    ----------
-    Exactly that distribution, if the words are independent and uniform. No value is cut off.
+    Guarantees: exactly that distribution, if the words are independent and uniform. No value is cut off.
     """
     if not 0.0 <= deviation * 40 < LARGEST:
         raise ValueError(f"a deviation of {deviation!r} steps is not possible: float64 counts to 2^53")

@@ -61,10 +61,8 @@ def calibrate(
 
     Arguments as in ``epsilon``. ε = ∞ (public data) gives 0, and so do no steps.
 
-    Guarantees
-    ----------
-    ``epsilon`` of the result is at most the ε asked for (exactly that function, on the safe side), and with ``pld``
-    within 0.05 % of it.
+    Guarantees: ``epsilon`` of the result is at most the ε asked for (exactly that function, on the safe side), and
+    with ``pld`` within 0.05 % of it.
     """
     e, d, q, t = _broadcast(epsilon=epsilon, delta=delta, rate=rate, steps=steps)
     budgets = [Budget(float(x), float(y), Adjacency.parse(adjacency)) for x, y in zip(e.ravel(), d.ravel())]
@@ -101,10 +99,8 @@ def _steps(noise: Floats, rate: Floats, steps: Floats, sampling: str, adjacency:
 def composed_epsilon(events: Sequence[Sequence[Event]], deltas: ArrayLike, accountant: str = "pld") -> Floats:
     """ε of each client's composition of events, at its δ; equal clients are computed once.
 
-    Guarantees
-    ----------
-    With ``pld`` and ``rdp``: an upper bound on the ε of everything released, in any order, provided that (rate, noise)
-    of every event was fixed in advance. Noise 0 gives ∞; no release gives 0.
+    Guarantees: with ``pld`` and ``rdp``, an upper bound on the ε of everything released, in any order, provided that
+    (rate, noise) of every event was fixed in advance. Noise 0 gives ∞; no release gives 0.
     """
     delta = np.broadcast_to(np.asarray(deltas, dtype=float), (len(events),))
     wrong = delta[~((delta > 0) & (delta < 1))]
@@ -138,9 +134,7 @@ def calibrate_events(
     The templates' relative noises state how the budget is split among the events (see ``split``). ε = ∞ gives 0, and
     so does a template that releases nothing.
 
-    Guarantees
-    ----------
-    ``composed_epsilon`` of the scaled events is at most the budget's ε, and within 0.05 % of it with ``pld``.
+    Guarantees: ``composed_epsilon`` of the scaled events is at most the budget's ε, with ``pld`` within 0.05 % of it.
     """
     if len(templates) != len(budgets):
         raise BadInput(f"{len(templates)} templates for {len(budgets)} budgets: give one of each per client")
@@ -188,9 +182,7 @@ def affordable(
 ) -> int:
     """The largest m ≤ turns with ε(spent + m × turn) ≤ ε of the budget; 0 when not even one turn fits.
 
-    Guarantees
-    ----------
-    ε(m) ≤ target < ε(m+1) as ``composed_epsilon`` computes them (the second unless m = turns).
+    Guarantees: ε(m) ≤ target < ε(m+1) as ``composed_epsilon`` computes them (the second unless m = turns).
     """
     if turns < 0:
         raise BadInput(f"turns is {turns}: it must be ≥ 0")

@@ -50,9 +50,7 @@ def smallest_scale(cost: Cost, target: Floats, start: Floats, slope: Floats, tol
     start, slope: where to look first, and d ln ε/d ln s there; a bad guess costs evaluations, not correctness.
     tolerance: stop when (1 − tolerance)·target ≤ ε ≤ target.
 
-    Guarantees
-    ----------
-    Every returned scale was evaluated and costs at most (1 − 1e-6)·target.
+    Guarantees: every returned scale was evaluated and costs at most (1 − 1e-6)·target.
     """
     goal = target * (1 - SAFETY)
     slope = slope.copy()
