@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sordino.errors import SordinoError
-from sordino.privacy.rounded import Words, rounded_normals
+from sordino.privacy.lattice import Words, rounded_normals
 from sordino.privacy.threads import side_by_side
 from sordino.privacy.types import Sampling, Scheme
 
@@ -89,7 +89,7 @@ class Source(Protocol):
         """
 
     def rounded(self, turn: Turn, what: str, step: int, width: int, deviation: float) -> Tensor:
-        """``width`` exact draws of ⌊deviation·N(0, 1)⌉, float64 that holds integers (see ``privacy.rounded``)."""
+        """``width`` exact draws of ⌊deviation·N(0, 1)⌉, float64 that holds integers (see ``privacy.lattice``)."""
 
 
 def draw(generator: np.random.Generator, sampling: Sampling, records: int, count: int) -> Batches:

@@ -97,8 +97,13 @@ class LedgerFile:
         if version == 0:
             if anchor is not None or self.readonly:
                 raise LedgerDamaged(f"{self.path} is empty: {RESTORE}")
-            self._create()
-            anchor, version = None, VERSION
+            with self._begun("IMMEDIATE"):
+                if version_of(self.db, self.path) == 0:  # another process may have been first
+                    migrate(self.db, 0)
+                    entry = Draft(0).add("ledger", {"id": uuid.uuid4().hex, "version": VERSION})
+                    self.db.execute(_INSERT, (*entry, link(START, entry)))
+                self.db.execute("COMMIT")
+            version = VERSION
         self._inspect(anchor, version)
         if version < VERSION:
             if self.readonly:
@@ -113,14 +118,6 @@ class LedgerFile:
         elif not self.readonly and (anchor is None or anchor.seal is None or anchor.entries < self.entries):
             self._write_anchor()
 
-    def _create(self) -> None:
-        with self._begun("IMMEDIATE"):
-            if version_of(self.db, self.path) == 0:  # another process may have been first
-                migrate(self.db, 0)
-                entry = Draft(0).add("ledger", {"id": uuid.uuid4().hex, "version": VERSION})
-                self.db.execute(_INSERT, (*entry, link(START, entry)))
-            self.db.execute("COMMIT")
-
     def _inspect(self, anchor: Anchor | None, version: int) -> None:
         """Read and check everything, in one read transaction. ``anchor`` was read before: it may lag, never lead."""
         with self._begun():
@@ -132,19 +129,6 @@ class LedgerFile:
                 check_structure(self.db, version, self.path)
         if anchor is None and self.entries > 1:
             anchor = read_anchor(self.path)  # another process may just have created the ledger
-        self._check_anchor(anchor)
-
-    def _check_seal(self, anchor: Anchor | None) -> bool:
-        """Whether a seal covers the file as it is now; raises ``LedgerDamaged`` where it does not fit."""
-        if anchor is None or anchor.seal is None or anchor.entries != self.entries:
-            return False
-        if self._seal() == anchor.seal:
-            return True
-        if read_anchor(self.path) != anchor:  # a writer has just taken it off
-            return False
-        raise LedgerDamaged(f"bytes of {self.path} were changed outside sordino: {RESTORE}")
-
-    def _check_anchor(self, anchor: Anchor | None) -> None:
         if anchor is None:
             if self.entries > 1:
                 raise LedgerDamaged(f"{anchor_path(self.path)} is missing: {RESTORE}")
@@ -157,6 +141,16 @@ class LedgerFile:
                 f"the file was truncated or replaced by an older copy; {RESTORE}"
             )
         self._check_entry(anchor.entries, anchor.head)
+
+    def _check_seal(self, anchor: Anchor | None) -> bool:
+        """Whether a seal covers the file as it is now; raises ``LedgerDamaged`` where it does not fit."""
+        if anchor is None or anchor.seal is None or anchor.entries != self.entries:
+            return False
+        if self._seal() == anchor.seal:
+            return True
+        if read_anchor(self.path) != anchor:  # a writer has just taken it off
+            return False
+        raise LedgerDamaged(f"bytes of {self.path} were changed outside sordino: {RESTORE}")
 
     def _check_entry(self, number: int, head: str) -> None:
         row = self.db.execute("SELECT hash FROM entries WHERE number = ?", (number,)).fetchone()
@@ -292,12 +286,11 @@ class LedgerFile:
         that moment) entries, stored releases and structure were checked, and bytes that none of them uses were not.
         """
         fresh = LedgerFile(self.path, readonly=True)
-        for _ in range(LOOKS if self.readonly else 0):
-            if fresh.sealed:
-                break
+        looks = LOOKS if self.readonly else 0
+        while not fresh.sealed and looks > 0:
             fresh.close()
             time.sleep(0.1)
-            fresh = LedgerFile(self.path, readonly=True)
+            fresh, looks = LedgerFile(self.path, readonly=True), looks - 1
         try:
             with explained(self.path):
                 rows = fresh.db.execute(

@@ -229,7 +229,6 @@ _DENIED = {sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_CANTOPEN
 
 
 def _explanation(error: sqlite3.Error, path: Path) -> SordinoError:
-    """SQLite's error as one that names the cause and the remedy."""
     code = getattr(error, "sqlite_errorcode", None)
     primary = None if code is None else code & 0xFF
     garbled = code is None and "decode" in str(error)  # text that is no text: Python's word, not SQLite's

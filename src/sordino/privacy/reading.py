@@ -96,14 +96,6 @@ class Reading:
         """The client's plans with their caps and use, in the order they were declared."""
         return list(self._book_with(client).standings.get(client, {}).values())
 
-    def left(self, client: str, run: str) -> dict[str, int | None]:
-        """How often each release may still happen under the run's plan (None: no limit)."""
-        one = self._book().declared(client, run)
-        return {
-            e.what: None if one.caps is None else (one.caps[e.what] - one.used.get(e.what, 0) if one.open else 0)
-            for e in one.plan.turn
-        }
-
     def charges(self, client: str, run: str, what: str) -> int:
         """How many charges of ``what`` there were in a run, repeated ones included, whatever each counted."""
         standing = self._book().standing(client, run)

@@ -18,8 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_ndtr, ndtr, ndtri
 
-from sordino.privacy.accounting.parts import Floats, Kind, Table
-from sordino.privacy.accounting.search import halved
+from sordino.privacy.accounting.parts import Floats, Kind, Table, halved
 
 _NODES = 128
 _SCOUTS = 20

@@ -17,8 +17,7 @@ from functools import lru_cache
 import numpy as np
 
 from sordino.privacy.accounting import rdp
-from sordino.privacy.accounting.parts import Composition, Floats, normal_form, table
-from sordino.privacy.accounting.search import most_that_fit
+from sordino.privacy.accounting.parts import Composition, Floats, most_that_fit, normal_form, table
 from sordino.privacy.types import Budget, Event
 
 ORDERS: tuple[float, ...] = (

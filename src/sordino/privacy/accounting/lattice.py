@@ -29,8 +29,7 @@ import numpy as np
 from scipy import fft
 from scipy.special import ndtr, ndtri
 
-from sordino.privacy.accounting.parts import Floats, Kind, Part
-from sordino.privacy.accounting.search import Indices
+from sordino.privacy.accounting.parts import Floats, Indices, Kind, Part
 
 TRUNCATED = 1e-5
 LARGEST_WINDOW = 1 << 22
@@ -185,10 +184,9 @@ def tilted_by(lattices: list[LossLattice], counts: list[int], tilt: float) -> Ti
 
 def _above(lattices: list[LossLattice], counts: list[int], tilted: Tilted, tilt: float) -> list[tuple[float, float]]:
     """(order s, K(s)) for a few orders s > θ: Chernoff's bound on the loss above x is e^(K(s) − s·x)."""
-    orders = [tilt + c / max(tilted.deviation, 1e-12) for c in (0.0, 2.0, 4.0, 6.0, 9.0)]
     out = []
-    for order in orders:
-        value = 0.0
+    for c in (0.0, 2.0, 4.0, 6.0, 9.0):
+        order, value = tilt + c / max(tilted.deviation, 1e-12), 0.0
         for lattice, count, log in zip(lattices, counts, tilted.logs):
             more = log + (order - tilt) * lattice.losses
             peak = float(more.max())

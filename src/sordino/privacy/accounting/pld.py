@@ -76,11 +76,6 @@ def _aim(lattices: list[LossLattice], counts: list[int], delta: float, epsilon: 
     return Guess(tilt, epsilon, tilted.deviation)
 
 
-def _worst(lattices: list[LossLattice], counts: list[int]) -> float:
-    """The largest finite loss of the composition."""
-    return sum(c * (one.start + one.step * (one.mass.size - 1)) for one, c in zip(lattices, counts))
-
-
 def _reverse_fits(lattices: list[LossLattice], counts: list[int], delta: float, guess: Guess) -> bool:
     """Whether Chernoff's bound alone shows δ ≤ delta at ε: e^(K − θε)·θ^θ/(1+θ)^(1+θ) bounds the divergence."""
     tilt = guess.tilt
@@ -98,7 +93,8 @@ def _both_ways(
         return forward
     counts = [part.times for part in composition]
     back = [lattice.reversed() for lattice in lattices]
-    if _worst(back, counts) <= forward and sum(c * one.lost for one, c in zip(back, counts)) < delta:
+    worst = sum(c * (one.start + one.step * (one.mass.size - 1)) for one, c in zip(back, counts))  # finite loss
+    if worst <= forward and sum(c * one.lost for one, c in zip(back, counts)) < delta:
         return forward
     epsilon = forward
     for _ in range(_ATTEMPTS):
@@ -136,11 +132,6 @@ def _one(composition: Composition, delta: float, guess: Guess, tightness: float)
     return ceiling if math.isinf(ceiling) else _both_ways(lattices, composition, delta, ceiling, guess.tilt)
 
 
-def _total_variation(composition: Composition) -> float:
-    """A bound on δ(0): the sum of the releases' total variations q·(2Φ(1/(2z)) − 1). Below δ, ε is 0."""
-    return sum(part.times * part.rate * (2 * float(ndtr(0.5 / part.noise)) - 1) for part in composition)
-
-
 def _guesses(compositions: Sequence[Composition], deltas: Floats) -> list[Guess]:
     """Where to look, for every composition: its saddle point, or the rare limit where records are hardly sampled."""
     parts = table(compositions)
@@ -160,7 +151,8 @@ def epsilons(compositions: Sequence[Composition], deltas: Floats, tightness: flo
 
     def one(i: int) -> float:
         delta, composition = float(deltas[i]), compositions[i]
-        if _total_variation(composition) <= delta:
+        # A bound on δ(0): the sum of the releases' total variations q·(2Φ(1/(2z)) − 1). Below δ, ε is 0.
+        if sum(part.times * part.rate * (2 * float(ndtr(0.5 / part.noise)) - 1) for part in composition) <= delta:
             return 0.0
         found = _one(composition, delta, guesses[i], tightness)
         if math.isinf(found):

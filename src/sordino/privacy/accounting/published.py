@@ -21,8 +21,7 @@ from scipy.special import gammaln, logsumexp
 
 from sordino.errors import BadInput
 from sordino.privacy.accounting import rdp
-from sordino.privacy.accounting.parts import Composition, Floats, Kind, Part, normal_form, scaled, table
-from sordino.privacy.accounting.search import halved
+from sordino.privacy.accounting.parts import Composition, Floats, Kind, Part, halved, normal_form, scaled, table
 from sordino.privacy.types import Budget, Event
 
 ROBUST_HDP_ORDERS: tuple[float, ...] = (*(1 + k / 10 for k in range(1, 100)), *(float(k) for k in range(12, 65)))
