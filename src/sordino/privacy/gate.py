@@ -188,29 +188,15 @@ class Gate:
     def grant(self, turns: Sequence[Turn], terms: Sequence[Terms], request: str) -> Permit:
         """Charge these turns in one durable transaction; raises ``BudgetRefused`` before any record is read."""
         if self.ledger is not None:
-            self.ledger.charge(
-                [
-                    Charge(
-                        client=turn.client,
-                        run=self.run,
-                        key=f"round {turn.round} copy {turn.copy} {one.what}",
-                        what=one.what,
-                        count=one.count,
-                        request=request,
-                    )
-                    for turn, one in zip(turns, terms, strict=True)
-                ],
-                replay=self.source.simulated,
-            )
+            charges = [
+                Charge(turn.client, self.run, f"round {turn.round} copy {turn.copy} {t.what}", t.what, t.count, request)
+                for turn, t in zip(turns, terms, strict=True)
+            ]
+            self.ledger.charge(charges, replay=self.source.simulated)
         return Permit(list(turns), list(terms))
 
     def release(
-        self,
-        permit: Permit,
-        step: int,
-        pieces: Batch,
-        bounds: Mapping[str, Tensor],
-        width: int,
+        self, permit: Permit, step: int, pieces: Batch, bounds: Mapping[str, Tensor], width: int
     ) -> dict[str, Release]:
         """Release (Σ a_j g_j + z·S·N(0, I)) / divisor of one batch, for every part and row.
 

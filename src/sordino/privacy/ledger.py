@@ -15,25 +15,14 @@ from dataclasses import replace
 
 from sordino.errors import BadInput
 from sordino.privacy import accounting
-from sordino.privacy.book import (
-    Account,
-    Book,
-    Charge,
-    Plan,
-    Receipt,
-    Standing,
-    TopUp,
-    check_names,
-    number,
-    plan_body,
-)
+from sordino.privacy.book import Account, Book, Charge, Plan, Receipt, check_names, number, plan_body
 from sordino.privacy.ledger_file import FIELDS, check_payload
 from sordino.privacy.ledger_format import Entry
 from sordino.privacy.planning import COMPOSITIONS, caps, check_repeated, check_room, filter_order, payable, planned
 from sordino.privacy.reading import Reading
 from sordino.privacy.types import Adjacency, Budget, check_promised
 
-__all__ = ["Account", "Charge", "Ledger", "Plan", "Receipt", "Standing", "TopUp"]
+__all__ = ["Account", "Charge", "Ledger", "Plan", "Receipt"]
 
 # These accountants of accounting.ACCOUNTANTS pick a noise as a paper does; a ledger charges that noise with a real one.
 _PICK_NOISE_ONLY = ("closed-form-selection", "wor-paper")

@@ -21,9 +21,7 @@ from sordino.privacy.accounting.parts import Composition, Floats, most_that_fit,
 from sordino.privacy.types import Budget, Event
 
 ORDERS: tuple[float, ...] = (
-    1.01,
-    1.02,
-    1.05,
+    *(1.01, 1.02, 1.05),
     *(order for order in rdp.ORDERS if order < 64),
     *(float(round(64 * 1.08**k)) for k in range(96)),
 )

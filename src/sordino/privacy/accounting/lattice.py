@@ -40,7 +40,7 @@ _PROBES = 33
 Tails = Callable[[Indices], Floats]
 
 
-class LossLattice(NamedTuple):
+class LossPair(NamedTuple):
     """P masses at start + k·step, k = 0, 1, …; ``lost`` is P mass of infinite loss, ``lost_back`` Q mass of −∞."""
 
     start: float
@@ -54,11 +54,11 @@ class LossLattice(NamedTuple):
         """l_k of every point."""
         return np.asarray(self.start + self.step * np.arange(self.mass.size))
 
-    def reversed(self) -> LossLattice:
+    def reversed(self) -> LossPair:
         """The pair (Q, P): mass p_k e^(−l_k) at −l_k. For Poisson sampling: a record added instead of removed."""
         losses = self.losses
         back = self.mass * np.exp(-losses)
-        return LossLattice(-float(losses[-1]), self.step, back[::-1].copy(), self.lost_back, self.lost)
+        return LossPair(-float(losses[-1]), self.step, back[::-1].copy(), self.lost_back, self.lost)
 
 
 def spread(part: Part) -> float:
@@ -112,7 +112,7 @@ def _cells(points: Floats) -> Floats:
     return np.asarray(np.where(points[1:] <= 0, right - left, inner))
 
 
-def discretise(part: Part, step: float, low: float, high: float) -> LossLattice:
+def discretise(part: Part, step: float, low: float, high: float) -> LossPair:
     """The dominating lattice of one release, with points at low, low + step, … up to ``high`` or just above."""
     offsets = np.asarray(step * np.arange(max(1, math.ceil((high - low) / step)) + 1), dtype=float)
     x = _outputs(part, low, offsets)
@@ -140,7 +140,7 @@ def discretise(part: Part, step: float, low: float, high: float) -> LossLattice:
     kept_back = min(below * math.exp(-low), below_back) if low > -700.0 else 0.0
     points[0] += below
     points[-1] += kept
-    return LossLattice(low, step, points, above - kept, below_back - kept_back)
+    return LossPair(low, step, points, above - kept, below_back - kept_back)
 
 
 class Guess(NamedTuple):
@@ -161,7 +161,7 @@ class Tilted(NamedTuple):
     deviation: float
 
 
-def tilted_by(lattices: list[LossLattice], counts: list[int], tilt: float) -> Tilted:
+def tilted_by(lattices: list[LossPair], counts: list[int], tilt: float) -> Tilted:
     """The composition of ``counts`` of each lattice under the tilt θ: K(θ) = Σ count·ln Σ_k p_k e^(θ l_k)."""
     logs, norms, value, mean, variance = [], [], 0.0, 0.0, 0.0
     for lattice, count in zip(lattices, counts):
@@ -182,7 +182,7 @@ def tilted_by(lattices: list[LossLattice], counts: list[int], tilt: float) -> Ti
     return Tilted(logs, norms, value, mean, math.sqrt(variance))
 
 
-def _above(lattices: list[LossLattice], counts: list[int], tilted: Tilted, tilt: float) -> list[tuple[float, float]]:
+def _above(lattices: list[LossPair], counts: list[int], tilted: Tilted, tilt: float) -> list[tuple[float, float]]:
     """(order s, K(s)) for a few orders s > θ: Chernoff's bound on the loss above x is e^(K(s) − s·x)."""
     out = []
     for c in (0.0, 2.0, 4.0, 6.0, 9.0):
@@ -214,7 +214,7 @@ def _window(
     return low, int(fft.next_fast_len(points, real=True))
 
 
-def _tails(lattices: list[LossLattice], counts: list[int], tilted: Tilted, tilt: float, points: int) -> Tails:
+def _tails(lattices: list[LossPair], counts: list[int], tilted: Tilted, tilt: float, points: int) -> Tails:
     """i ↦ Σ_{m≥1} r(i+m)·e^(−θmh)(1 − e^(−mh)) on the circle of ``points``, r the composed tilted masses.
 
     Index i stands for the loss Σ count·start + i·step, up to whole turns. The composition is a product of powers of
@@ -268,7 +268,7 @@ def _first_below(divergence: Tails, target: float, points: int) -> tuple[int, fl
     return high, above, below
 
 
-def crossing(lattices: list[LossLattice], counts: list[int], delta: float, guess: Guess) -> tuple[float, int]:
+def crossing(lattices: list[LossPair], counts: list[int], delta: float, guess: Guess) -> tuple[float, int]:
     """(ε, 0) where the certified δ(ε) falls to delta; (edge, ∓1) when that lies below/above what the tilt can see."""
     step, tilt = lattices[0].step, guess.tilt
     tilted = tilted_by(lattices, counts, tilt)

@@ -22,7 +22,7 @@ from sordino.privacy.accounting.lattice import (
     LARGEST_WINDOW,
     TRUNCATED,
     Guess,
-    LossLattice,
+    LossPair,
     crossing,
     discretise,
     extent,
@@ -36,7 +36,7 @@ _ATTEMPTS = 16
 _SMALLEST = 3e-3
 
 
-def _lattices(composition: Composition, delta: float, guess: Guess, tightness: float) -> list[LossLattice]:
+def _lattices(composition: Composition, delta: float, guess: Guess, tightness: float) -> list[LossPair]:
     """The dominating lattices of one composition, all with one step.
 
     Splitting a loss over the two ends of its cell raises K(θ) by about θ(1+θ)step²/12 a release, so ε by
@@ -59,7 +59,7 @@ def _steepest(epsilon: float, delta: float) -> float:
     return 3 * (math.log(1 / delta) + 5) / max(min(epsilon, math.sqrt(epsilon)), 1e-6)
 
 
-def _aim(lattices: list[LossLattice], counts: list[int], delta: float, epsilon: float, tilt: float) -> Guess:
+def _aim(lattices: list[LossPair], counts: list[int], delta: float, epsilon: float, tilt: float) -> Guess:
     """The tilt whose saddle point lies at ε: K'(θ) − 1/θ − 1/(1+θ) = ε, by safeguarded Newton steps from ``tilt``."""
     low, high = 0.0, _steepest(epsilon, delta)
     tilt = min(tilt, high / 2)
@@ -76,7 +76,7 @@ def _aim(lattices: list[LossLattice], counts: list[int], delta: float, epsilon: 
     return Guess(tilt, epsilon, tilted.deviation)
 
 
-def _reverse_fits(lattices: list[LossLattice], counts: list[int], delta: float, guess: Guess) -> bool:
+def _reverse_fits(lattices: list[LossPair], counts: list[int], delta: float, guess: Guess) -> bool:
     """Whether Chernoff's bound alone shows δ ≤ delta at ε: e^(K − θε)·θ^θ/(1+θ)^(1+θ) bounds the divergence."""
     tilt = guess.tilt
     value = tilted_by(lattices, counts, tilt).cumulant
@@ -85,9 +85,7 @@ def _reverse_fits(lattices: list[LossLattice], counts: list[int], delta: float, 
     return lost < delta and bound < math.log(delta - lost) - 1e-6
 
 
-def _both_ways(
-    lattices: list[LossLattice], composition: Composition, delta: float, forward: float, tilt: float
-) -> float:
+def _both_ways(lattices: list[LossPair], composition: Composition, delta: float, forward: float, tilt: float) -> float:
     """The larger of ε in the direction (P, Q), ``forward``, and in (Q, P); they differ only where a term is erased."""
     if all(part.kind is not Kind.POISSON for part in composition):
         return forward
