@@ -102,7 +102,7 @@ class Terms:
         return Event(self.what, self.sampling, joined(*(z for _, z in self.parts)), self.count, self.adjacency)
 
     def noise(self, part: str) -> float:
-        """z of one part."""
+        """The noise multiplier z of one part."""
         return dict(self.parts)[part]
 
 
@@ -168,7 +168,7 @@ def bounded(factors: Tensor, norms: Tensor, bound: Tensor | float) -> Tensor:
 
 
 class Gate:
-    """Charges, bounds, noises, divides, seals.
+    """The only way out of a client: it charges a turn, bounds its records, adds noise, divides by a constant and seals.
 
     Guarantees: (1) the charge is durable before noise is drawn; (2) noise used = noise charged, both come from the
     same ``Terms``; (3) the sum's sensitivity is at most the bound, enforced here; (4) divisors are public; an empty

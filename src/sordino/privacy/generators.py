@@ -276,7 +276,7 @@ class Secret:
         return draw(self._stream(), sampling, records, count)
 
     def normal(self, turns: list[Turn], what: str, step: int, out: Tensor, scale: Tensor | None = None) -> NoReturn:
-        """Never: floating-point noise lies on a grid that shows through a sum."""
+        """Always refuses: floating-point noise lies on a grid that shows through a sum."""
         raise SordinoError("a site's noise is exact: its records are taken one by one, and its sums lie on a lattice")
 
     def rounded(self, turn: Turn, what: str, step: int, width: int, deviation: float) -> Tensor:

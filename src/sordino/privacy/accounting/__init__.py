@@ -19,7 +19,6 @@ from sordino.privacy.accounting.parts import (
     SAFETY,
     Composition,
     Floats,
-    Indices,
     Kind,
     most_that_fit,
     normal_form,
@@ -247,72 +246,57 @@ def replace_one_epsilon(events: Sequence[Event], delta: float) -> float:
 
 
 class Accountant(NamedTuple):
-    """(compositions, δ) → ε; (compositions, ε, δ) → scale of the noises; what to call it in a statement."""
+    """How one accountant finds ε of compositions at their δ, and the scales of noises that meet (ε, δ); its words."""
 
     epsilons: Epsilons
     scales: Scales
     words: str
 
 
-def _routes(compositions: Sequence[Composition]) -> list[Indices]:
-    """Which are full-batch Gaussians alone (exact), which sampled (PLD), which partly without replacement (Rényi)."""
+def _routed(compositions: Sequence[Composition], routes: Sequence[Callable[..., Floats]], *columns: Floats) -> Floats:
+    """Every composition by its route: full-batch Gaussians alone, sampled ones, those partly without replacement."""
     kinds = [{part.kind for part in composition} for composition in compositions]
-    route = np.array([2 if Kind.FIXED in own else 0 if own == {Kind.GAUSSIAN} else 1 for own in kinds])
-    return [np.flatnonzero(route == k) for k in range(3)]
-
-
-def _pick(compositions: Sequence[Composition], at: Indices) -> list[Composition]:
-    return [compositions[int(i)] for i in at]
+    ways = np.array([2 if Kind.FIXED in own else 0 if own == {Kind.GAUSSIAN} else 1 for own in kinds])
+    out = np.empty(len(compositions))
+    for way, route in enumerate(routes):
+        at = np.flatnonzero(ways == way)
+        if at.size:
+            out[at] = route([compositions[int(i)] for i in at], *(column[at] for column in columns))
+    return out
 
 
 def _tight_epsilons(compositions: Sequence[Composition], deltas: Floats) -> Floats:
-    exact, sampled, fixed = _routes(compositions)
-    out = np.empty(len(compositions))
-    if exact.size:
-        mu = np.array([1 / own[0].noise for own in _pick(compositions, exact)])
-        out[exact] = cumulant.gaussian_epsilon(mu, deltas[exact])
-    if sampled.size:
-        out[sampled] = pld.epsilons(_pick(compositions, sampled), deltas[sampled])
-    if fixed.size:
-        out[fixed] = rdp.epsilons(_pick(compositions, fixed), deltas[fixed])
-    return out
+    return _routed(compositions, (_exact_epsilons, pld.epsilons, rdp.epsilons), deltas)
 
 
 def _tight_scales(compositions: Sequence[Composition], target: Floats, deltas: Floats) -> Floats:
-    exact, sampled, fixed = _routes(compositions)
-    out = np.empty(len(compositions))
-    if exact.size:
-        noise = np.array([own[0].noise for own in _pick(compositions, exact)])
-        out[exact] = 1 / (noise * cumulant.gaussian_mu(target[exact] * (1 - SAFETY), deltas[exact]))
-    if fixed.size:
-        out[fixed] = _rdp_scales(_pick(compositions, fixed), target[fixed], deltas[fixed])
-    if sampled.size:
-        own, goal, delta = _pick(compositions, sampled), target[sampled], deltas[sampled]
-        _refuse_idle_delta(own, delta)
-        start, slope = cumulant.saddle_scale(table(own), goal * (1 - 4 * pld.TIGHTNESS), delta)
-        cost = _cost(pld.epsilons, own, delta)
-        out[sampled] = smallest_scale(cost, goal, start, slope, _PLD_TOLERANCE)
-    return out
+    return _routed(compositions, (_exact_scales, _pld_scales, _rdp_scales), target, deltas)
 
 
-def _refuse_idle_delta(compositions: Sequence[Composition], deltas: Floats) -> None:
-    """A δ above the chance that a record is ever sampled would be met without any noise: no protection at all."""
+def _exact_epsilons(compositions: Sequence[Composition], deltas: Floats) -> Floats:
+    return cumulant.gaussian_epsilon(np.array([1 / own[0].noise for own in compositions]), deltas)
+
+
+def _exact_scales(compositions: Sequence[Composition], target: Floats, deltas: Floats) -> Floats:
+    noise = np.array([own[0].noise for own in compositions])
+    return np.asarray(1 / (noise * cumulant.gaussian_mu(target * (1 - SAFETY), deltas)))
+
+
+def _pld_scales(compositions: Sequence[Composition], target: Floats, deltas: Floats) -> Floats:
     for composition, delta in zip(compositions, deltas):
+        # A δ above the chance that a record is ever sampled would be met without any noise: no protection at all.
         chance = sum(part.times * part.rate for part in composition)
         if chance <= delta:
             raise BadInput(
                 f"delta is {delta:g}, but a record is sampled with probability {chance:.3g} at most: releasing it "
                 "without noise would meet that. Choose delta well below 1/records"
             )
+    start, slope = cumulant.saddle_scale(table(compositions), target * (1 - 4 * pld.TIGHTNESS), deltas)
+    return smallest_scale(_cost(pld.epsilons, compositions, deltas), target, start, slope, _PLD_TOLERANCE)
 
 
-def _cost(epsilons: Epsilons, compositions: Sequence[Composition], deltas: Floats) -> Callable[..., Floats]:
-    """ε of some of the compositions with their noises scaled."""
-
-    def cost(at: Indices, scales: Floats) -> Floats:
-        return epsilons([scaled(own, float(s)) for own, s in zip(_pick(compositions, at), scales)], deltas[at])
-
-    return cost
+def _rdp_scales(compositions: Sequence[Composition], target: Floats, deltas: Floats) -> Floats:
+    return _renyi_scales(rdp.epsilons, compositions, target, deltas)
 
 
 def _renyi_scales(epsilons: Epsilons, compositions: Sequence[Composition], target: Floats, deltas: Floats) -> Floats:
@@ -322,8 +306,9 @@ def _renyi_scales(epsilons: Epsilons, compositions: Sequence[Composition], targe
     return smallest_scale(_cost(epsilons, compositions, deltas), target, start, slope, _RDP_TOLERANCE)
 
 
-def _rdp_scales(compositions: Sequence[Composition], target: Floats, deltas: Floats) -> Floats:
-    return _renyi_scales(rdp.epsilons, compositions, target, deltas)
+def _cost(epsilons: Epsilons, compositions: Sequence[Composition], deltas: Floats) -> Callable[..., Floats]:
+    """ε of some of the compositions with their noises scaled."""
+    return lambda at, scales: epsilons([scaled(compositions[int(i)], float(s)) for i, s in zip(at, scales)], deltas[at])
 
 
 def _robust_hdp_scales(compositions: Sequence[Composition], target: Floats, deltas: Floats) -> Floats:

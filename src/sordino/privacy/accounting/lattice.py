@@ -41,7 +41,10 @@ Tails = Callable[[Indices], Floats]
 
 
 class LossPair(NamedTuple):
-    """P masses at start + k·step, k = 0, 1, …; ``lost`` is P mass of infinite loss, ``lost_back`` Q mass of −∞."""
+    """One release: the mass that P has at the losses start + k·step, k = 0, 1, …
+
+    ``lost`` is the P mass of infinite loss, ``lost_back`` the Q mass of a loss of −∞.
+    """
 
     start: float
     step: float
@@ -51,7 +54,7 @@ class LossPair(NamedTuple):
 
     @property
     def losses(self) -> Floats:
-        """l_k of every point."""
+        """The privacy loss l_k of every point."""
         return np.asarray(self.start + self.step * np.arange(self.mass.size))
 
     def reversed(self) -> LossPair:
