@@ -267,8 +267,8 @@ class Secret:
         if os.getpid() != self._owner:  # a child must not repeat its parent's draws
             from randomgen import ChaCha
 
-            self._owner = os.getpid()
             self._generator = np.random.Generator(ChaCha(key=secrets.randbits(256), rounds=20))
+            self._owner = os.getpid()
         return self._generator
 
     def batches(self, turn: Turn, what: str, sampling: Sampling, records: int, count: int) -> Batches:

@@ -225,9 +225,8 @@ class LedgerFile:
         """
         with explained(self.path), self._begun("IMMEDIATE"):
             self.refresh()
-            cheap = self._size() <= SEALED_ALWAYS or time.monotonic() >= self._next_seal
-            digest = self._seal() if seal or (self.durable and cheap) else None
-            anchor = Anchor(self.book.identity, self.entries, self.head, digest)
+            seal |= self.durable and (self._size() <= SEALED_ALWAYS or time.monotonic() >= self._next_seal)
+            anchor = Anchor(self.book.identity, self.entries, self.head, self._seal() if seal else None)
             self._replace_anchor(anchor, "; the last charge is recorded, nothing was drawn for it")
 
     def _replace_anchor(self, anchor: Anchor, outcome: str) -> None:
