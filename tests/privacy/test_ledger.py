@@ -241,8 +241,9 @@ class TestCharges:
 
     def test_copies_of_one_client_in_a_round_add_up(self, tmp_path: Path) -> None:
         with small_ledger(tmp_path / "l.db", turns=3) as ledger:
-            receipts = ledger.charge([charge(f"round 1 copy {i}") for i in range(3)])
-            assert [(r.used, r.cap) for r in receipts] == [(10, 30), (20, 30), (30, 30)]
+            recorded = ledger.charge([charge(f"round 1 copy {i}") for i in range(3)])
+            assert [entry.used for entry in recorded] == [10, 20, 30]
+            assert ledger.standings("hospital 3")[0].cap("gradient") == 30
             with pytest.raises(BudgetRefused):
                 ledger.charge([charge("round 2 copy 0", count=1)])
 
@@ -262,8 +263,8 @@ class TestCharges:
         with small_ledger(tmp_path / "l.db", turns=1, simulated=True) as ledger:
             first = ledger.charge([charge("round 1")], replay=True)
             again = ledger.charge([charge("round 1")], replay=True)
-            assert [r.replayed for r in first + again] == [False, True]
-            assert first[0].entry == again[0].entry
+            assert first == again
+            assert ledger.head[0] == first[0].number, "nothing was recorded the second time"
             assert used(ledger) == {"gradient": 10}
 
     @pytest.mark.parametrize("other", [charge("round 1", request=OTHER_REQUEST), charge("round 1", count=9)])
@@ -307,9 +308,9 @@ class TestCharges:
         seconds = []
         for i in range(5):
             start = time.process_time()
-            receipts = ledger.charge([charge(f"round {i}", client=name) for name in names])
+            recorded = ledger.charge([charge(f"round {i}", client=name) for name in names])
             seconds.append(time.process_time() - start)
-        assert len(receipts) == 1000
+        assert len(recorded) == 1000
         assert min(seconds) < 0.15  # typically 0.02; processor time, because other programs may use the disk
 
     def test_names_in_any_script_are_kept(self, ledger: Ledger) -> None:

@@ -44,20 +44,6 @@ class Charge:
 
 
 @dataclass(frozen=True)
-class Receipt:
-    """A charge as recorded: its entry, which attempt at its draw it was, and ``used`` of ``cap`` (or None) in its run.
-
-    ``replayed``: a simulation repeated a draw that was paid for, so nothing was charged now.
-    """
-
-    entry: int
-    attempt: int
-    used: int
-    cap: int | None
-    replayed: bool = False
-
-
-@dataclass(frozen=True)
 class TopUp:
     """A raise of a budget that an officer approved."""
 

@@ -15,14 +15,14 @@ from dataclasses import replace
 
 from sordino.errors import BadInput
 from sordino.privacy import accounting
-from sordino.privacy.book import Account, Book, Charge, Plan, Receipt, check_names, number, plan_body
+from sordino.privacy.book import Account, Book, Charge, Plan, check_names, number, plan_body
 from sordino.privacy.ledger_file import FIELDS, check_payload
 from sordino.privacy.ledger_format import Entry
 from sordino.privacy.planning import COMPOSITIONS, caps, check_repeated, check_room, filter_order, payable, planned
 from sordino.privacy.reading import Reading
 from sordino.privacy.types import Adjacency, Budget, check_promised
 
-__all__ = ["Account", "Charge", "Ledger", "Plan", "Receipt"]
+__all__ = ["Account", "Charge", "Ledger", "Plan"]
 
 # These accountants of accounting.ACCOUNTANTS pick a noise as a paper does; a ledger charges that noise with a real one.
 _PICK_NOISE_ONLY = ("closed-form-selection", "wor-paper")
@@ -136,8 +136,8 @@ class Ledger(Reading):
                         draft.add("plan", body, client=plan.client, run=plan.run)
             return turns
 
-    def charge(self, charges: Sequence[Charge], replay: bool = False) -> list[Receipt]:
-        """Charge all rows in one durable transaction, before anything is read or drawn.
+    def charge(self, charges: Sequence[Charge], replay: bool = False) -> list[Entry]:
+        """Charge all rows in one durable transaction, before anything is read or drawn; returns how each is recorded.
 
         A key that was charged before is charged again as a new attempt (R11). With ``replay``, for simulated accounts
         only, the same key and request is the same draw and is not charged again; another request under it is an error.
@@ -147,16 +147,16 @@ class Ledger(Reading):
         """
         if len({(c.client, c.run, c.key) for c in charges}) != len(charges):
             raise BadInput("two charges of one call have the same client, run and key: a key names one draw")
-        receipts: list[Receipt] = []
+        recorded: list[Entry] = []
         totals: dict[tuple[str, str, str], int] = {}
         with self._file.transaction() as draft:
             last = self._last_attempts(charges)
             for one in charges:
                 standing = planned(self._file.book, one, replay)
-                cap, earlier = standing.cap(one.what), last.get((one.client, one.run, one.key))
+                earlier = last.get((one.client, one.run, one.key))
                 if replay and earlier is not None:
                     check_repeated(one, earlier)
-                    receipts.append(_receipt(earlier, cap, replayed=True))
+                    recorded.append(earlier)
                     continue
                 place = (one.client, one.run, one.what)
                 total = totals.get(place, standing.used.get(one.what, 0)) + int(one.count)
@@ -173,8 +173,8 @@ class Ledger(Reading):
                     used=total,
                     request=one.request,
                 )
-                receipts.append(_receipt(entry, cap))
-        return receipts
+                recorded.append(entry)
+        return recorded
 
     def _last_attempts(self, charges: Sequence[Charge]) -> dict[tuple[str, str, str], Entry]:
         """The newest earlier charge of each of these draws, in one query, by client, run and key."""
@@ -347,10 +347,6 @@ class Ledger(Reading):
 def _terms(book: Book, plans: Sequence[Plan]) -> tuple[int, list[bool]]:
     """What a measurement rests on: the last entry that changed terms, and who has been charged at all."""
     return book.terms, [plan.client in book.blocks for plan in plans]
-
-
-def _receipt(entry: Entry, cap: int | None, replayed: bool = False) -> Receipt:
-    return Receipt(entry.number, int(entry.attempt or 0), int(entry.used or 0), cap, replayed)
 
 
 def _deployed(book: Book) -> list[str]:
