@@ -142,7 +142,7 @@ def run(
 
     A study with a \\[sweep] is trained once for every combination; call it again to go on.
     """
-    from sordino.privacy.ledger_schema import check_path
+    from sordino.privacy.ledger_format import check_path
     from sordino.study.file import read_study
     from sordino.study.progress import Live
     from sordino.study.run import train

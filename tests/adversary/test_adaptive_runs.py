@@ -68,7 +68,7 @@ def test_a_second_run_chosen_by_the_first_ones_release_stays_within_delta(tmp_pa
     The first run takes 0.7 of the budget's μ. Where its release looks like the record is there, one more full-batch
     release tells most; where not, a rare release with little noise. PLD admits both.
     """
-    first = 1 / (0.7 * float(accounting.gaussian.mu_of(np.array(1.0), np.array(1e-5))))
+    first = 1 / (0.7 * float(accounting.cumulant.gaussian_mu(np.array(1.0), np.array(1e-5))))
     with Ledger(tmp_path / "l.db") as ledger:
         ledger.open_account("site", BUDGET, composition=composition)
         assert ledger.declare([Plan("site", "first", (release(1.0, first),), 1)]) == {"site": 1}

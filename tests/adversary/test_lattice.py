@@ -18,7 +18,8 @@ from sordino.client.gradients.losses import loss_by_name
 from sordino.client.local import sgd
 from sordino.client.rows import Records, Rows
 from sordino.client.turn import Work, take_turn
-from sordino.privacy import calibrate, rounded
+from sordino.privacy import calibrate
+from sordino.privacy import lattice as rounded
 from sordino.privacy.gate import Gate, Permit, Terms
 from sordino.privacy.generators import Batches, Keyed, Secret, Source, Turn, system_words
 from sordino.privacy.lattice import Lattice

@@ -182,7 +182,7 @@ def test_early_stopping_on_a_raw_metric(monkeypatch: Patch):
     def change(honest: Any, work: Any, rows: Any, start: Any, *more: Any) -> Any:
         worst = raw_batch(work, rows, start).losses.nan_to_num(1e9).max()
         if worst > 20:
-            rows = replace(rows, batches=[one[:1] for one in rows.batches])
+            rows = replace(rows, batches=[[one[0]] for one in rows.batches])
         return honest(work, rows, start, *more)
 
     around_turns(monkeypatch, change)

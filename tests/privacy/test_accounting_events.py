@@ -7,7 +7,8 @@ import pytest
 
 from sordino.errors import BadInput
 from sordino.privacy.accounting import (
-    accountants,
+    ACCOUNTANTS,
+    accountant_named,
     affordable,
     calibrate,
     calibrate_events,
@@ -174,5 +175,5 @@ def test_the_replace_one_figure_takes_the_same_noise_over_twice_the_sensitivity(
 
 
 def test_every_accountant_is_registered_with_words():
-    for name in accountants.ACCOUNTANTS:
-        assert accountants.accountant(name).words
+    for name in ACCOUNTANTS:
+        assert accountant_named(name).words

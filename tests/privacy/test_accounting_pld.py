@@ -10,8 +10,7 @@ from scipy.special import gammaln, logsumexp
 from scipy.stats import norm
 
 from sordino.privacy.accounting import composed_epsilon, epsilon
-from sordino.privacy.accounting.crossing import Guess, _first_below, crossing
-from sordino.privacy.accounting.lattice import discretise, extent
+from sordino.privacy.accounting.lattice import Guess, _first_below, crossing, discretise, extent
 from sordino.privacy.accounting.parts import Kind, Part
 from sordino.privacy.types import Adjacency, Event, Sampling
 

@@ -7,7 +7,7 @@ import pytest
 from dp_accounting.rdp import rdp_privacy_accountant as reference
 from scipy.integrate import quad
 
-from sordino.privacy.accounting import epsilon, rdp, without_replacement
+from sordino.privacy.accounting import epsilon, rdp
 from sordino.privacy.accounting.parts import Kind, Part
 
 POINTS = [(0.05, 2.0), (0.003, 0.4), (0.3, 100.0), (0.5, 1.0), (0.2, 0.15)]
@@ -86,21 +86,21 @@ def test_the_curve_of_a_composition_is_the_sum_over_its_parts():
 @pytest.mark.parametrize(("rate", "noise"), [(0.05, 2.0), (0.003, 0.4), (0.1, 5.0), (0.5, 1.0)])
 def test_sampling_without_replacement_equals_dp_accountings_bound(rate, noise):
     orders = [1.5, 2, 2.7, 9, 10.9, 20, 40, 300]
-    ours = without_replacement.curve(np.array([rate]), np.array([noise]), orders)[0]
+    ours = rdp.fixed_size(np.array([rate]), np.array([noise]), orders)[0]
     assert ours == pytest.approx(reference._compute_rdp_sample_wor_gaussian(rate, noise, orders), rel=1e-9)
 
 
 def test_without_replacement_rows_do_not_depend_on_the_batch_they_are_computed_in():
     rates, noises = np.array([0.05, 0.2, 0.01]), np.array([0.5, 20.0, 3.0])
-    together = without_replacement.curve(rates, noises, [2.0, 8.0, 33.0])
+    together = rdp.fixed_size(rates, noises, [2.0, 8.0, 33.0])
     for i in range(3):
-        alone = without_replacement.curve(rates[i : i + 1], noises[i : i + 1], [2.0, 8.0, 33.0])[0]
+        alone = rdp.fixed_size(rates[i : i + 1], noises[i : i + 1], [2.0, 8.0, 33.0])[0]
         assert together[i] == pytest.approx(alone, rel=1e-10)
 
 
 def test_even_moments_equal_the_alternating_sum_where_that_is_stable():
     noise = 0.7
-    logs = without_replacement._even_moments(np.array([noise]), 6)[0]
+    logs = rdp._even_moments(np.array([noise]), 6)[0]
     for l, log in zip((2, 4, 6), logs):
         exact = sum((-1) ** (l - k) * math.comb(l, k) * math.exp(k * (k - 1) / (2 * noise**2)) for k in range(l + 1))
         assert math.exp(log) == pytest.approx(exact, rel=1e-9)

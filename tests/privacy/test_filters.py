@@ -10,7 +10,7 @@ import pytest
 from scipy.integrate import quad
 
 from sordino.errors import BadInput
-from sordino.privacy import composing
+from sordino.privacy import planning
 from sordino.privacy.accounting import composed_epsilon, epsilon, filters, rdp
 from sordino.privacy.ledger import Charge, Ledger, Plan
 from sordino.privacy.types import Adjacency, Budget, Event, Sampling
@@ -99,7 +99,7 @@ class TestAccounts:
                     ledger.charge([Charge("x", run, f"round {k}", "gradient", 5, "r")])
                 if rng.random() < 0.7:
                     ledger.close_plan("x", run)
-            order = composing.order_of(ledger._file.book, "x")
+            order = planning.order_of(ledger._file.book, "x")
             assert len(ledger.spent("x")) > 3
             assert filters.divergence(ledger.spent("x"), order) <= filters.room(budget, order)
             assert 1.5 < ledger.epsilon()["x"] <= 2.0
@@ -110,14 +110,14 @@ class TestAccounts:
             ledger.open_account("x", Budget(2.0, 1e-5))
             ledger.declare([Plan("x", "a", (GRADIENT,), 3)])
             ledger.charge([Charge("x", "a", "k", "gradient", 10, "r")])
-            orders = [composing.order_of(ledger._file.book, "x")]
+            orders = [planning.order_of(ledger._file.book, "x")]
             ledger.declare([Plan("x", "b", (Event("loss", Sampling.full(), 30.0),), 3)])
-            orders.append(composing.order_of(ledger._file.book, "x"))
+            orders.append(planning.order_of(ledger._file.book, "x"))
             ledger.top_up("x", 5.0, "more", "Dr. Weiss")
             ledger.declare([Plan("x", "c", (Event("loss", Sampling.full(), 10.0),), 3)])
-            orders.append(composing.order_of(ledger._file.book, "x"))
+            orders.append(planning.order_of(ledger._file.book, "x"))
         with Ledger(tmp_path / "l.db", readonly=True) as ledger:
-            orders.append(composing.order_of(ledger._file.book, "x"))
+            orders.append(planning.order_of(ledger._file.book, "x"))
         assert len(set(orders)) == 1
 
     def test_a_plan_measured_before_the_first_charge_is_measured_again_after_it(

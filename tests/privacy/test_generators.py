@@ -162,7 +162,7 @@ def test_poisson_draws_have_the_right_rate_at_both_ends(rate):
     """Gaps between heads: every position is equally likely, batch sizes are binomial, no record twice in a batch."""
     batches = draw(np.random.default_rng(1), Sampling.poisson(rate), 40, 20_000)
     assert len(batches) == 20_000
-    assert all(len(set(b.tolist())) == len(b) and (b < 40).all() for b in batches[:200])
+    assert all(len(set(b.tolist())) == len(b) and (b < 40).all() for b in list(batches)[:200])
     counts = np.bincount(np.concatenate(batches), minlength=40)
     spread = 5 * np.sqrt(20_000 * rate * (1 - rate)) + 1e-9
     assert (np.abs(counts - 20_000 * rate) <= spread + 2).all()

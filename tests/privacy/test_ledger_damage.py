@@ -14,8 +14,8 @@ import pytest
 from ledger_cases import REQUEST, charge, ended_well, forked, small_ledger
 
 from sordino.errors import BadInput, LedgerDamaged, SordinoError
-from sordino.privacy.chain import anchor_path, read_anchor, write_anchor
 from sordino.privacy.ledger import Ledger
+from sordino.privacy.ledger_format import anchor_path, read_anchor, write_anchor
 
 
 @pytest.fixture(scope="module")

@@ -17,8 +17,8 @@ from ledger_cases import REQUEST, charge, ended_well, forked, small_ledger
 
 from sordino.errors import BadInput, LedgerDamaged
 from sordino.privacy import ledger_file
-from sordino.privacy.chain import anchor_path, read_anchor
 from sordino.privacy.ledger import Ledger
+from sordino.privacy.ledger_format import anchor_path, read_anchor
 
 SITE = """\
 [site]

@@ -14,8 +14,8 @@ from ledger_cases import REQUEST, charge, ended_well, forked, plan, small_ledger
 
 from sordino.errors import BadInput
 from sordino.privacy import ledger_file
-from sordino.privacy.chain import read_anchor
 from sordino.privacy.ledger import Ledger
+from sordino.privacy.ledger_format import read_anchor
 
 PLENTY = 100_000
 

@@ -11,9 +11,8 @@ import pytest
 
 from sordino.errors import BadInput, BudgetRefused
 from sordino.privacy.accounting import calibrate, composed_epsilon
-from sordino.privacy.chain import START, Anchor, Entry, link, write_anchor
 from sordino.privacy.ledger import Charge, Ledger, Plan
-from sordino.privacy.ledger_schema import VERSION, migrate
+from sordino.privacy.ledger_format import START, VERSION, Anchor, Entry, link, migrate, write_anchor
 from sordino.privacy.statement import statement, statement_text
 from sordino.privacy.types import Budget, Event, Sampling
 

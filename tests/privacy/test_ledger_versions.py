@@ -12,9 +12,8 @@ from ledger_cases import REQUEST, all_end_well, charge, ended_well, forked, plan
 
 from sordino.errors import BadInput, LedgerDamaged
 from sordino.privacy import ledger_file
-from sordino.privacy.chain import START, Anchor, Entry, link, write_anchor
 from sordino.privacy.ledger import Ledger
-from sordino.privacy.ledger_schema import VERSION, migrate
+from sordino.privacy.ledger_format import START, VERSION, Anchor, Entry, link, migrate, write_anchor
 
 
 def version_one(path: Path) -> None:

@@ -12,18 +12,7 @@ if TYPE_CHECKING:
     from sordino.privacy.auditing import audit
     from sordino.privacy.ledger import Ledger
 
-__all__ = [
-    "Adjacency",
-    "Budget",
-    "Event",
-    "Ledger",
-    "Release",
-    "Sampling",
-    "Scheme",
-    "audit",
-    "calibrate",
-    "epsilon",
-]
+__all__ = ["Adjacency", "Budget", "Event", "Ledger", "Release", "Sampling", "Scheme", "audit", "calibrate", "epsilon"]
 
 _LATER = {"audit": "auditing", "calibrate": "accounting", "epsilon": "accounting", "Ledger": "ledger"}
 

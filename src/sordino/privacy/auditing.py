@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,7 +76,7 @@ def one_run_bound(
     guesses = _guesses(len(scores), claimed, delta, 1 - confidence)
     order = np.argsort(scores)
     correct = int(included[order[-guesses // 2 :]].sum() + (~included[order[: guesses // 2]]).sum())
-    return _largest_refuted(partial(_p_value, len(scores), guesses, correct, delta), 1 - confidence)
+    return _largest_refuted(len(scores), guesses, correct, delta, 1 - confidence)
 
 
 def one_run_p_value(canaries: int, guesses: int, correct: int, epsilon: float, delta: float) -> float:
@@ -145,7 +144,7 @@ def _guesses(canaries: int, epsilon: float, delta: float, error: float) -> int:
     for share in (0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0):
         guesses = max(2, 2 * int(canaries * share / 2))
         correct = _expected_correct(guesses, share, mu)
-        value = _largest_refuted(partial(_p_value, canaries, guesses, correct, delta), error)
+        value = _largest_refuted(canaries, guesses, correct, delta, error)
         if value > best:
             best, chosen = value, guesses
     return chosen
@@ -158,12 +157,12 @@ def _expected_correct(guesses: int, share: float, mu: float) -> int:
     return int(guesses * accuracy - 2 * math.sqrt(guesses * accuracy * (1 - accuracy)))
 
 
-def _p_value(canaries: int, guesses: int, correct: int, delta: float, epsilon: float) -> float:
-    return one_run_p_value(canaries, guesses, correct, epsilon, delta)
-
-
-def _largest_refuted(p_value: Callable[[float], float], error: float) -> float:
+def _largest_refuted(canaries: int, guesses: int, correct: int, delta: float, error: float) -> float:
     """The largest ε whose p-value is below ``error``."""
+
+    def p_value(epsilon: float) -> float:
+        return one_run_p_value(canaries, guesses, correct, epsilon, delta)
+
     if p_value(0.0) > error:
         return 0.0
     low, high = 0.0, 1.0

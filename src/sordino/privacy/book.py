@@ -1,20 +1,21 @@
-"""What a ledger's entries add up to: accounts, plans, counts. Values in memory; ``fold`` adds entries to them.
+"""What a ledger's entries add up to: accounts, plans, counts. Values in memory; ``apply`` adds one entry to them.
 
 An account's *commitments* are what must fit its budget: for every open plan its caps, used or not, and for every
 closed plan what was really used. Its *block* is what was declared before its first charge: the part of its releases
-whose (q, z) no release can have influenced (see ``composing``).
+whose (q, z) no release can have influenced (see ``planning``).
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sordino.errors import BadInput
-from sordino.privacy.types import Budget, Event, Sampling
+from sordino.errors import BadInput, LedgerDamaged
+from sordino.privacy.ledger_format import RESTORE, Entry
+from sordino.privacy.types import Adjacency, Budget, Event, Sampling, Scheme
 
 
 @dataclass(frozen=True)
@@ -43,25 +44,6 @@ class Charge:
 
 
 @dataclass(frozen=True)
-class Receipt:
-    """A charge as recorded: ``used`` of ``cap`` (None: no cap) in its run, counting this one.
-
-    ``replayed``: a simulation repeated a draw that was paid for, so nothing was charged now.
-    """
-
-    client: str
-    run: str
-    key: str
-    what: str
-    count: int
-    entry: int
-    attempt: int
-    used: int
-    cap: int | None
-    replayed: bool
-
-
-@dataclass(frozen=True)
 class TopUp:
     """A raise of a budget that an officer approved."""
 
@@ -74,7 +56,11 @@ class TopUp:
 
 @dataclass(frozen=True)
 class Account:
-    """A client's account. ``budget`` includes the top-ups; ``opened`` is the budget it was opened with."""
+    """A client's account. ``budget`` includes the top-ups; ``opened`` is the budget it was opened with.
+
+    ``composition``: ``declared``, the first plans by the accountant and later ones by a filter; or ``filter``,
+    everything by a filter.
+    """
 
     client: str
     budget: Budget
@@ -83,14 +69,16 @@ class Account:
     simulated: bool
     since: str
     composition: str = "declared"
-    """``declared``: the first plans by the accountant, later ones by a filter; ``filter``: everything by a filter."""
     top_ups: tuple[TopUp, ...] = ()
     not_private: tuple[str, ...] = ()
 
 
 @dataclass
 class Standing:
-    """A declared plan: how many turns could be paid, the caps by count (None: no limit), and the use so far."""
+    """A declared plan: how many turns could be paid, the caps by count (None: no limit), and the use so far.
+
+    ``charges`` counts the charges of each release: turns and attempts, whatever each of them counted.
+    """
 
     plan: Plan
     payable: int
@@ -99,7 +87,6 @@ class Standing:
     open: bool = True
     used: dict[str, int] = field(default_factory=dict)
     charges: dict[str, int] = field(default_factory=dict)
-    """How many charges there were of each release: turns and attempts, whatever they counted."""
 
     def cap(self, what: str) -> int | None:
         """How often ``what`` may be released in this run altogether."""
@@ -111,14 +98,13 @@ class Standing:
 
 
 @dataclass(frozen=True)
-class Block:
-    """What a client had declared when it was first charged: by run the turns and caps of the plans that were open.
+class OpeningBlock:
+    """What a client had declared when it was first charged: the caps of the plans that were open, by run.
 
     ``budget`` is what the account had then. None of this can depend on a release.
     """
 
     budget: Budget
-    payable: dict[str, int]
     caps: dict[str, dict[str, int] | None]
 
 
@@ -151,20 +137,36 @@ class Book:
     terms: int = 0
     accounts: dict[str, Account] = field(default_factory=dict)
     standings: dict[str, dict[str, Standing]] = field(default_factory=dict)
-    blocks: dict[str, Block] = field(default_factory=dict)
+    blocks: dict[str, OpeningBlock] = field(default_factory=dict)
     orders: dict[str, float] = field(default_factory=dict)
     bindings: list[Binding] = field(default_factory=list)
-    unprotected: dict[tuple[str, str, str], int] = field(default_factory=dict)
+    unprotected: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+
+    def account(self, client: str) -> Account:
+        """The client's account, or an error that says how to get one."""
+        try:
+            return self.accounts[client]
+        except KeyError:
+            raise BadInput(f"client {client!r} has no account in this ledger: open_account first") from None
 
     def standing(self, client: str, run: str) -> Standing | None:
         """The plan that the client declared for the run, if any."""
         return self.standings.get(client, {}).get(run)
 
-    def spent(self, client: str, run: str | None = None) -> list[Event]:
-        """What was charged, one event for each run and kind of release."""
-        return [e for s in self._of(client, run) for e in s.events(s.used)]
+    def declared(self, client: str, run: str) -> Standing:
+        """The plan that the client declared for the run, or an error that says how to get one."""
+        self.account(client)
+        standing = self.standing(client, run)
+        if standing is None:
+            raise BadInput(f"client {client!r} declared no plan for run {run!r}: declare it first")
+        return standing
 
-    def commitments(self, client: str, but: str) -> list[Event]:
+    def spent(self, client: str, run: str | None = None) -> list[Event]:
+        """What was charged in one run or in all, one event for each run and kind of release."""
+        own = self.standings.get(client, {})
+        return [e for name, s in own.items() if run in (None, name) for e in s.events(s.used)]
+
+    def commitments(self, client: str, but: str | None = None) -> list[Event]:
         """What must fit the budget besides run ``but``: caps of open plans, use of closed ones."""
         others = (s for run, s in self.standings.get(client, {}).items() if run != but)
         return [e for s in others for e in s.events(s.caps if s.open and s.caps is not None else s.used)]
@@ -180,10 +182,6 @@ class Book:
         if client not in self.blocks or self.accounts[client].budget.is_public:
             return False
         return bool(kinds(self.spent(client)) - kinds(self.block_events(client)))
-
-    def _of(self, client: str, run: str | None) -> Iterator[Standing]:
-        own = self.standings.get(client, {})
-        return (s for name, s in own.items() if run is None or name == run)
 
 
 def kinds(events: list[Event]) -> Counter[tuple[Sampling, float]]:
@@ -201,29 +199,12 @@ def check_names(**names: str) -> None:
             raise BadInput(f"{role} {name!r} must be a text that is not empty")
 
 
-def account_of(book: Book, client: str) -> Account:
-    """The client's account, or an error that says how to get one."""
-    try:
-        return book.accounts[client]
-    except KeyError:
-        raise BadInput(f"client {client!r} has no account in this ledger: open_account first") from None
-
-
-def standing_of(book: Book, client: str, run: str) -> Standing:
-    """The client's plan for a run, or an error that says how to get one."""
-    account_of(book, client)
-    standing = book.standing(client, run)
-    if standing is None:
-        raise BadInput(f"client {client!r} declared no plan for run {run!r}: declare it first")
-    return standing
-
-
 def number(value: float) -> float | None:
     """A figure for JSON, where infinity is null."""
     return None if math.isinf(value) else float(value)
 
 
-def figure(value: float | None) -> float:
+def _figure(value: float | None) -> float:
     """A figure from JSON, where infinity is null."""
     return math.inf if value is None else float(value)
 
@@ -239,13 +220,91 @@ def plan_body(plan: Plan, payable: int, caps: dict[str, int] | None, order: floa
     return body if order is None else {**body, "order": order}
 
 
-def account_body(budget: Budget, accountant: str, simulated: bool, composition: str) -> dict[str, Any]:
-    """An account as an entry holds it."""
-    return {
-        "composition": composition,
-        "epsilon": number(budget.epsilon),
-        "delta": float(budget.delta),
-        "adjacency": str(budget.adjacency),
-        "accountant": accountant,
-        "simulated": bool(simulated),
-    }
+def apply(book: Book, entry: Entry) -> None:
+    """Add one entry to the book; an entry that cannot follow from those before it raises ``LedgerDamaged``."""
+    try:
+        _add(book, entry, json.loads(entry.body) if entry.body else {})
+    except (KeyError, ValueError, TypeError) as error:
+        raise LedgerDamaged(f"entry {entry.number} of the ledger makes no sense ({error}): {RESTORE}") from error
+    if entry.kind not in ("charge", "stored", "forgotten", "unprotected"):
+        book.terms = entry.number
+
+
+def _add(book: Book, e: Entry, body: dict[str, Any]) -> None:
+    """How every kind of entry changes the book."""
+    client, run = str(e.client), str(e.run)
+    match e.kind:
+        case "ledger":
+            book.identity = body["id"]
+        case "account":
+            budget = Budget(_figure(body["epsilon"]), body["delta"], Adjacency.parse(body["adjacency"]))
+            said = body["accountant"], body["simulated"], e.time, body.get("composition", "declared")
+            book.accounts[client] = Account(client, budget, budget, *said)
+        case "plan":
+            _declare(book, e, body)
+        case "charge":
+            _charge(book, e)
+        case "closed":
+            book.standings[client][run].open = False
+        case "top-up":
+            old = book.accounts[client]
+            raised = replace(old.budget, epsilon=old.budget.epsilon + body["epsilon"])
+            note = TopUp(e.number, e.time, body["epsilon"], body["reason"], body["officer"])
+            book.accounts[client] = replace(old, budget=raised, top_ups=(*old.top_ups, note))
+        case "not-private":
+            old = book.accounts[client]
+            book.accounts[client] = replace(old, not_private=(*old.not_private, body["reason"]))
+        case "bound":
+            book.bindings.append(Binding(e.number, e.time, client, **body))
+        case "restated":
+            _restate(book, client, Adjacency.parse(body["adjacency"]))
+        case "unprotected":
+            book.unprotected[client, run, str(e.what)] += 1
+        case "migrated" | "stored" | "forgotten":
+            pass  # these change no balance
+        case _:
+            raise KeyError(e.kind)
+
+
+def _declare(book: Book, e: Entry, body: dict[str, Any]) -> None:
+    client, run = str(e.client), str(e.run)
+    adjacency = book.accounts[client].budget.adjacency
+    turn = tuple(
+        Event(one["what"], Sampling(Scheme(one["scheme"]), one["rate"]), _figure(one["noise"]), one["count"], adjacency)
+        for one in body["turn"]
+    )
+    earlier = book.standing(client, run)
+    standing = Standing(Plan(client, run, turn, body["turns"]), body["payable"], body["caps"], e.number)
+    if earlier is not None:
+        standing.used, standing.charges = earlier.used, earlier.charges
+    book.standings.setdefault(client, {})[run] = standing
+    if body.get("order") is not None:
+        book.orders.setdefault(client, float(body["order"]))
+
+
+def _charge(book: Book, e: Entry) -> None:
+    client = str(e.client)
+    standing = book.standings[client][str(e.run)]
+    what, count = str(e.what), int(e.amount or 0)
+    total = standing.used.get(what, 0) + count
+    cap = standing.cap(what)
+    if count < 1 or e.used != total or not standing.open or (cap is not None and total > cap):
+        raise ValueError(f"charge {e.number} does not follow from the plan and the charges before it")
+    if client not in book.blocks:
+        caps = {run: s.caps for run, s in book.standings[client].items() if s.open}
+        book.blocks[client] = OpeningBlock(book.accounts[client].budget, caps)
+    standing.used[what] = total
+    standing.charges[what] = standing.charges.get(what, 0) + 1
+
+
+def _restate(book: Book, client: str, adjacency: Adjacency) -> None:
+    """The account and all its releases under another name of the same neighbours (add-remove is zero-out)."""
+    old = book.accounts[client]
+    budget, opened = (replace(one, adjacency=adjacency) for one in (old.budget, old.opened))
+    book.accounts[client] = replace(old, budget=budget, opened=opened)
+    if client in book.blocks:
+        block = book.blocks[client]
+        book.blocks[client] = replace(block, budget=replace(block.budget, adjacency=adjacency))
+    for standing in book.standings.get(client, {}).values():
+        turn = tuple(replace(event, adjacency=adjacency) for event in standing.plan.turn)
+        standing.plan = replace(standing.plan, turn=turn)

@@ -24,16 +24,12 @@ from sordino.privacy.ledger import Charge, Ledger
 from sordino.privacy.threads import one_thread, side_by_side
 from sordino.privacy.types import _SEAL, Adjacency, Event, Release, Sampling, joined
 
+# What a clipping rule may multiply a record by: a tiny gradient times a huge factor would rest on its last bits.
 LARGEST_FACTOR = 1e6
-"""What a clipping rule may multiply a record by. A tiny gradient times a huge factor would rest on its last bits."""
-
-TINY = 1.2e-38
-"""The smallest float32 that has all its digits."""
+TINY = 1.2e-38  # the smallest float32 that has all its digits
+HASHED = 1 << 22  # bytes of a tensor that one thread hashes at a time
 
 log = logging.getLogger("sordino.gate")
-
-HASHED = 1 << 22
-"""Bytes of a tensor that one thread hashes at a time."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +102,7 @@ class Terms:
         return Event(self.what, self.sampling, joined(*(z for _, z in self.parts)), self.count, self.adjacency)
 
     def noise(self, part: str) -> float:
-        """z of one part."""
+        """The noise multiplier z of one part."""
         return dict(self.parts)[part]
 
 
@@ -172,7 +168,7 @@ def bounded(factors: Tensor, norms: Tensor, bound: Tensor | float) -> Tensor:
 
 
 class Gate:
-    """Charges, bounds, noises, divides, seals.
+    """The only way out of a client: it charges a turn, bounds its records, adds noise, divides by a constant and seals.
 
     Guarantees: (1) the charge is durable before noise is drawn; (2) noise used = noise charged, both come from the
     same ``Terms``; (3) the sum's sensitivity is at most the bound, enforced here; (4) divisors are public; an empty
@@ -192,29 +188,15 @@ class Gate:
     def grant(self, turns: Sequence[Turn], terms: Sequence[Terms], request: str) -> Permit:
         """Charge these turns in one durable transaction; raises ``BudgetRefused`` before any record is read."""
         if self.ledger is not None:
-            self.ledger.charge(
-                [
-                    Charge(
-                        client=turn.client,
-                        run=self.run,
-                        key=f"round {turn.round} copy {turn.copy} {one.what}",
-                        what=one.what,
-                        count=one.count,
-                        request=request,
-                    )
-                    for turn, one in zip(turns, terms, strict=True)
-                ],
-                replay=self.source.simulated,
-            )
+            charges = [
+                Charge(turn.client, self.run, f"round {turn.round} copy {turn.copy} {t.what}", t.what, t.count, request)
+                for turn, t in zip(turns, terms, strict=True)
+            ]
+            self.ledger.charge(charges, replay=self.source.simulated)
         return Permit(list(turns), list(terms))
 
     def release(
-        self,
-        permit: Permit,
-        step: int,
-        pieces: Batch,
-        bounds: Mapping[str, Tensor],
-        width: int,
+        self, permit: Permit, step: int, pieces: Batch, bounds: Mapping[str, Tensor], width: int
     ) -> dict[str, Release]:
         """Release (Σ a_j g_j + z·S·N(0, I)) / divisor of one batch, for every part and row.
 
@@ -233,32 +215,30 @@ class Gate:
             if self.source.simulated and len(pieces.troubles) >= pieces.count > 0:
                 raise SordinoError(f"not one record of a batch could be computed: {pieces.troubles[0]}")
             return {p: self._seal(permit, p, step, exact[p], bounds[p], one) for p, one in lattices.items()}
-        rows = len(permit.turns)
-        totals = {part: bound.new_zeros(rows, 0) for part, bound in bounds.items()}
+        totals: dict[str, Tensor] = {}
         for piece in pieces:
             for part, bound in bounds.items():
                 one = piece[part]
                 pulled = one.pull(bounded(one.factors, one.norms, one.spread(bound)))
-                totals[part] = pulled if totals[part].shape[1] == 0 else totals[part].add_(pulled)
+                totals[part] = totals[part].add_(pulled) if part in totals else pulled
         for part, bound in bounds.items():
-            if totals[part].shape[1] == 0:
-                totals[part] = bound.new_zeros(rows, width if part == "gradient" else 1)
+            if part not in totals:  # an empty batch
+                totals[part] = bound.new_zeros(len(permit.turns), width if part == "gradient" else 1)
         return {part: self._seal(permit, part, step, totals[part], bound) for part, bound in bounds.items()}
 
     def _seal(
         self, permit: Permit, part: str, step: int, total: Tensor, bound: Tensor, lattice: Lattice | None = None
     ) -> Release:
-        """Noise, division, seal. With a ``lattice``, ``total`` lies on it and so does the noise."""
-        spread, inverse = permit.scales(part, bound)
-        name = f"{permit.what}/{part}"  # two events of a turn may release parts of one name
-        if lattice is not None:
-            return self._seal_exact(permit, part, name, step, total, lattice)
-        if self.private:
-            self.source.normal(permit.turns, name, step, total, spread * bound)
-        return Release(total.mul_(inverse[:, None]), part, self.private, _SEAL)
+        """Noise, division, seal. With a ``lattice``, ``total`` (S̃) lies on it and so does the noise.
 
-    def _seal_exact(self, permit: Permit, part: str, name: str, step: int, total: Tensor, lattice: Lattice) -> Release:
-        """γ(S̃ + ξ)/divisor, ξ = ⌊N(0, (z·Δ/γ)²)⌉ on the integers: the noise is z times the Δ that was charged."""
+        The value is then γ(S̃ + ξ)/divisor, ξ = ⌊N(0, (z·Δ/γ)²)⌉ on the integers: z times the Δ that was charged.
+        """
+        name = f"{permit.what}/{part}"  # two events of a turn may release parts of one name
+        if lattice is None:
+            spread, inverse = permit.scales(part, bound)
+            if self.private:
+                self.source.normal(permit.turns, name, step, total, spread * bound)
+            return Release(total.mul_(inverse[:, None]), part, self.private, _SEAL)
         terms = permit.terms[0]
         units = total / lattice.step
         if self.private:

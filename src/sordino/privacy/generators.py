@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import NamedTuple, NoReturn, Protocol, overload
+from typing import NamedTuple, NoReturn, Protocol
 
 import numpy as np
 import torch
@@ -21,27 +21,22 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sordino.errors import SordinoError
-from sordino.privacy.rounded import Words, rounded_normals
+from sordino.privacy.lattice import Words, rounded_normals
 from sordino.privacy.threads import side_by_side
 from sordino.privacy.types import Sampling, Scheme
 
 Indices = NDArray[np.int64]
 
-BLOCK = 1 << 18
-"""Normals that one stream gives: a longer row is made of several streams, which threads draw side by side."""
-
-PIECE = 1 << 15
-"""Normals that are made at once: small enough for the cache."""
-
-EXACT_PIECE = 1 << 13
-"""The same for exact draws, which threads make side by side."""
+BLOCK = 1 << 18  # normals that one stream gives: a longer row is several streams, which threads draw side by side
+PIECE = 1 << 15  # normals that are made at once: small enough for the cache
+EXACT_PIECE = 1 << 13  # the same for exact draws, which threads make side by side
 
 Streams = Callable[[int, int], np.random.Generator]
 """The stream of a row and a block of its columns."""
 
 
 @dataclass(frozen=True)
-class Batches(Sequence[Indices]):
+class Batches:
     """Consecutive batches as one flat vector: batch k is ``positions[ends[k-1]:ends[k]]``."""
 
     positions: Indices
@@ -50,18 +45,13 @@ class Batches(Sequence[Indices]):
     def __len__(self) -> int:
         return len(self.ends)
 
-    @overload
-    def __getitem__(self, step: int) -> Indices: ...
-
-    @overload
-    def __getitem__(self, step: slice) -> list[Indices]: ...
-
-    def __getitem__(self, step: int | slice) -> Indices | list[Indices]:
-        if isinstance(step, slice):
-            return [self[k] for k in range(*step.indices(len(self)))]
+    def __getitem__(self, step: int) -> Indices:
         if not 0 <= step < len(self.ends):
             raise IndexError(step)
         return self.positions[self.ends[step - 1] if step else 0 : self.ends[step]]
+
+    def __iter__(self) -> Iterator[Indices]:
+        return (self[step] for step in range(len(self)))
 
     def of(self, records: Indices) -> Batches:
         """The same batches with positions among ``records`` in place of their own."""
@@ -99,7 +89,7 @@ class Source(Protocol):
         """
 
     def rounded(self, turn: Turn, what: str, step: int, width: int, deviation: float) -> Tensor:
-        """``width`` exact draws of ⌊deviation·N(0, 1)⌉, float64 that holds integers (see ``privacy.rounded``)."""
+        """``width`` exact draws of ⌊deviation·N(0, 1)⌉, float64 that holds integers (see ``privacy.lattice``)."""
 
 
 def draw(generator: np.random.Generator, sampling: Sampling, records: int, count: int) -> Batches:
@@ -160,7 +150,7 @@ def _pour(out: Tensor, streams: Streams, scale: Tensor | None) -> Tensor:
     """Every block of every row from a stream of its own, on all threads: a draw depends on its row and column only."""
     if out.device.type != "cpu" or out.dtype != torch.float32 or not out.is_contiguous():
         drawn = _pour(torch.empty(out.shape), streams, None).to(out.device, out.dtype)
-        return out.copy_(drawn) if scale is None else _add(out, drawn, scale)
+        return out.copy_(drawn) if scale is None else out.addcmul_(drawn, scale.to(out)[:, None])
     matrix, scales = out.numpy(), None if scale is None else scale.float().numpy()
     rows, width = matrix.shape
 
@@ -197,10 +187,6 @@ def _pour_rounded(width: int, deviation: float, words: Callable[[int], Words]) -
 def system_words(count: int) -> NDArray[np.uint64]:
     """Words from the operating system's own generator."""
     return np.frombuffer(os.urandom(8 * count), dtype=np.uint64)
-
-
-def _add(out: Tensor, drawn: Tensor, scale: Tensor) -> Tensor:
-    return out.addcmul_(drawn, scale.to(out)[:, None])
 
 
 class Keyed:
@@ -267,36 +253,30 @@ class Keyed:
         return _pour_rounded(width, deviation, words)
 
 
-def _chacha() -> np.random.Generator:
-    """A ChaCha20 stream with 256 fresh bits of the operating system as its key."""
-    from randomgen import ChaCha
-
-    return np.random.Generator(ChaCha(key=secrets.randbits(256), rounds=20))
-
-
 class Secret:
     """Cryptographic randomness for a site, which nobody can redo."""
 
     simulated = False
 
     def __init__(self) -> None:
-        self._rekey()
+        self._owner = -1
+        self._stream()
 
-    def _rekey(self) -> None:
-        self._owner = os.getpid()
-        self._generator = _chacha()
+    def _stream(self) -> np.random.Generator:
+        """A ChaCha20 stream with 256 fresh bits of the operating system as its key; a forked child has its own."""
+        if os.getpid() != self._owner:  # a child must not repeat its parent's draws
+            from randomgen import ChaCha
 
-    def _own(self) -> np.random.Generator:
-        if os.getpid() != self._owner:  # a forked child must not repeat its parent's noise
-            self._rekey()
+            self._generator = np.random.Generator(ChaCha(key=secrets.randbits(256), rounds=20))
+            self._owner = os.getpid()
         return self._generator
 
     def batches(self, turn: Turn, what: str, sampling: Sampling, records: int, count: int) -> Batches:
         """``count`` batches that nobody can redo."""
-        return draw(self._own(), sampling, records, count)
+        return draw(self._stream(), sampling, records, count)
 
     def normal(self, turns: list[Turn], what: str, step: int, out: Tensor, scale: Tensor | None = None) -> NoReturn:
-        """Never: floating-point noise lies on a grid that shows through a sum."""
+        """Always refuses: floating-point noise lies on a grid that shows through a sum."""
         raise SordinoError("a site's noise is exact: its records are taken one by one, and its sums lie on a lattice")
 
     def rounded(self, turn: Turn, what: str, step: int, width: int, deviation: float) -> Tensor:

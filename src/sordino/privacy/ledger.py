@@ -6,39 +6,31 @@ durably → send it. Plans are checked against the budget once, by the accountan
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
-import os
-from collections.abc import Mapping, Sequence
+import secrets
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
-from types import TracebackType
 
-from sordino.errors import BadInput, BudgetRefused
-from sordino.privacy import accounting, binding, composing, resend
-from sordino.privacy.binding import Commit
-from sordino.privacy.book import (
-    Account,
-    Charge,
-    Plan,
-    Receipt,
-    Standing,
-    TopUp,
-    account_body,
-    account_of,
-    check_names,
-    plan_body,
-    standing_of,
-)
-from sordino.privacy.charging import draft_charges
-from sordino.privacy.ledger_file import LedgerFile
-from sordino.privacy.planning import caps, filter_order, payable
+from sordino.errors import BadInput
+from sordino.privacy import accounting
+from sordino.privacy.book import Account, Book, Charge, Plan, check_names, number, plan_body
+from sordino.privacy.ledger_file import FIELDS, check_payload
+from sordino.privacy.ledger_format import Entry
+from sordino.privacy.planning import COMPOSITIONS, caps, check_repeated, check_room, filter_order, payable, planned
 from sordino.privacy.reading import Reading
 from sordino.privacy.types import Adjacency, Budget, check_promised
 
-__all__ = ["Account", "Charge", "Ledger", "Plan", "Receipt", "Standing", "TopUp"]
+__all__ = ["Account", "Charge", "Ledger", "Plan"]
 
 # These accountants of accounting.ACCOUNTANTS pick a noise as a paper does; a ledger charges that noise with a real one.
 _PICK_NOISE_ONLY = ("closed-form-selection", "wor-paper")
+
+Commit = Callable[[bytes], str]
+"""(salt) → hash of a site's records under that salt."""
+
+_REBIND = "if that is meant, its officer records it: sordino ledger rebind SITE.toml --officer NAME --reason WHY"
 
 
 class Ledger(Reading):
@@ -50,29 +42,11 @@ class Ledger(Reading):
 
     Parameters
     ----------
-    path: the file. Beside it lies ``<path>.anchor`` (see ``privacy.chain``); keep both together.
+    path: the file. Beside it lies ``<path>.anchor`` (see ``privacy.ledger_format``); keep both together.
     readonly: for statements, ``verify`` and ``export`` only.
     durable: False skips waiting for the disk: a charge then survives a killed process but not a loss of power. For
         simulated accounts only.
     """
-
-    def __init__(self, path: str | os.PathLike[str], readonly: bool = False, durable: bool = True) -> None:
-        self._file = LedgerFile(path, readonly, durable)
-
-    def __enter__(self) -> Ledger:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is None or issubclass(kind, BudgetRefused):
-            self._file.close()
-        else:
-            self._file.close_after(error)
-
-    def close(self) -> None:
-        """Close the file in order, sealing it."""
-        self._file.close()
 
     def open_account(
         self,
@@ -97,8 +71,8 @@ class Ledger(Reading):
         composition: str | None = None,
     ) -> None:
         """Open many accounts in one transaction."""
-        if composition not in (None, *composing.COMPOSITIONS):
-            raise BadInput(f"composition {composition!r} is unknown: use one of {', '.join(composing.COMPOSITIONS)}")
+        if composition not in (None, *COMPOSITIONS):
+            raise BadInput(f"composition {composition!r} is unknown: use one of {', '.join(COMPOSITIONS)}")
         usable = [a for a in accounting.ACCOUNTANTS if a not in _PICK_NOISE_ONLY]
         if accountant not in usable:
             raise BadInput(f"accountant {accountant!r} cannot keep a ledger: use one of {', '.join(usable)}")
@@ -114,15 +88,27 @@ class Ledger(Reading):
                     _check_same(known, budget, accountant, simulated, composition)
                 else:
                     check_promised(budget.adjacency)
-                    binding.check_free(self._file.book, client, simulated)
-                    body = account_body(budget, accountant, simulated, composition or "declared")
+                    bound = self._file.book.bindings
+                    if bound and not simulated and client != bound[-1].account:
+                        raise BadInput(
+                            f"this ledger belongs to site {bound[-1].site!r} and has one account: {client!r} needs a "
+                            "ledger of its own"
+                        )
+                    body = {
+                        "composition": composition or "declared",
+                        "epsilon": number(budget.epsilon),
+                        "delta": float(budget.delta),
+                        "adjacency": str(budget.adjacency),
+                        "accountant": accountant,
+                        "simulated": bool(simulated),
+                    }
                     draft.add("account", body, client=client)
 
     def declare(self, plans: Sequence[Plan], run_epsilon: float | None = None) -> dict[str, int]:
         """Declare plans, one per client, in one transaction; returns how many turns each client can pay in full.
 
         Before a client's first charge the number is the largest m ≤ turns with ε(everything planned elsewhere + m ×
-        turn) ≤ budget, by its accountant; after it, what the account's filter admits (``composing``). The caps are
+        turn) ≤ budget, by its accountant; after it, what the account's filter admits (``planning``). The caps are
         m × count. The same plan of the same run is returned as it stands, except that it grows after a top-up and is
         measured anew when it had been closed. With ``run_epsilon``, the m turns alone cost at most that, whatever
         was declared for the run before.
@@ -132,61 +118,143 @@ class Ledger(Reading):
         """
         if len({plan.client for plan in plans}) != len(plans):
             raise BadInput("declare takes one plan per client: put all its releases into one turn")
+        limited = run_epsilon is not None
         if run_epsilon is not None and not run_epsilon > 0:
             raise BadInput(f"run_epsilon is {run_epsilon!r}: the most that one run may cost is a positive number")
         while True:
-            self._file.refresh()
-            known = self._terms(plans)
-            turns = payable(self._file.book, plans, run_epsilon)  # may take seconds: the ledger is not locked meanwhile
+            book = self._book()
+            known = _terms(book, plans)
+            turns = payable(book, plans, run_epsilon)  # may take seconds: the ledger is not locked meanwhile
             with self._file.transaction() as draft:
-                if self._terms(plans) != known:
+                if _terms(book, plans) != known:
                     continue  # another process opened, closed, declared or first charged something: measure again
                 for plan in plans:
-                    if self._differs(plan, turns[plan.client], run_epsilon is not None):
-                        most = caps(self._file.book, plan, turns[plan.client], run_epsilon is not None)
-                        body = plan_body(plan, turns[plan.client], most, filter_order(self._file.book, plan))
+                    one, most = book.standing(plan.client, plan.run), turns[plan.client]
+                    if one is None or not one.open or one.payable != most or (limited and one.caps is None):
+                        limits = caps(book, plan, most, limited)
+                        body = plan_body(plan, most, limits, filter_order(book, plan.client))
                         draft.add("plan", body, client=plan.client, run=plan.run)
             return turns
 
-    def _terms(self, plans: Sequence[Plan]) -> tuple[int, list[bool]]:
-        """What a measurement rests on: the last entry that changed terms, and who has been charged at all."""
-        return self._file.book.terms, [plan.client in self._file.book.blocks for plan in plans]
-
-    def _differs(self, plan: Plan, turns: int, limited: bool) -> bool:
-        """Whether a plan has to be written: it is new, was closed, or has other caps now."""
-        standing = self._file.book.standing(plan.client, plan.run)
-        if standing is None or not standing.open or standing.payable != turns:
-            return True
-        return limited and standing.caps is None
-
-    def charge(self, charges: Sequence[Charge], replay: bool = False) -> list[Receipt]:
-        """Charge all rows in one durable transaction, before anything is read or drawn.
+    def charge(self, charges: Sequence[Charge], replay: bool = False) -> list[Entry]:
+        """Charge all rows in one durable transaction, before anything is read or drawn; returns how each is recorded.
 
         A key that was charged before is charged again as a new attempt (R11). With ``replay``, for simulated accounts
         only, the same key and request is the same draw and is not charged again; another request under it is an error.
 
-        Guarantees: raises ``BudgetRefused`` before anything is written if any row exceeds its plan's cap; no
-        accountant runs here.
+        Guarantees: raises ``BudgetRefused`` before anything is written if any row exceeds its plan's cap, rows of the
+        same call included. Charges are held against plans by count: no accountant runs here.
         """
+        if len({(c.client, c.run, c.key) for c in charges}) != len(charges):
+            raise BadInput("two charges of one call have the same client, run and key: a key names one draw")
+        recorded: list[Entry] = []
+        totals: dict[tuple[str, str, str], int] = {}
         with self._file.transaction() as draft:
-            return draft_charges(self._file, draft, charges, replay)
+            last = self._last_attempts(charges)
+            for one in charges:
+                standing = planned(self._file.book, one, replay)
+                earlier = last.get((one.client, one.run, one.key))
+                if replay and earlier is not None:
+                    check_repeated(one, earlier)
+                    recorded.append(earlier)
+                    continue
+                place = (one.client, one.run, one.what)
+                total = totals.get(place, standing.used.get(one.what, 0)) + int(one.count)
+                check_room(self._file.book, one, standing, total)
+                totals[place] = total
+                entry = draft.add(
+                    "charge",
+                    client=one.client,
+                    run=one.run,
+                    what=one.what,
+                    key=one.key,
+                    attempt=0 if earlier is None else int(earlier.attempt or 0) + 1,
+                    amount=int(one.count),
+                    used=total,
+                    request=one.request,
+                )
+                recorded.append(entry)
+        return recorded
+
+    def _last_attempts(self, charges: Sequence[Charge]) -> dict[tuple[str, str, str], Entry]:
+        """The newest earlier charge of each of these draws, in one query, by client, run and key."""
+        rows = self._file.db.execute(
+            f"SELECT {FIELDS} FROM (SELECT json_extract(value, '$[0]') AS c, json_extract(value, '$[1]') AS r, "
+            "json_extract(value, '$[2]') AS k FROM json_each(?)) CROSS JOIN entries "
+            "ON kind = 'charge' AND client = c AND run = r AND entries.key = k ORDER BY attempt",
+            (json.dumps([(c.client, c.run, c.key) for c in charges]),),
+        )
+        return {(str(e.client), str(e.run), str(e.key)): e for e in map(Entry._make, rows)}
 
     def store(self, client: str, run: str, key: str, request: str, payload: bytes) -> None:
-        """Keep a durable copy of a release that was charged, before it is sent (see ``resend.keep``)."""
-        resend.keep(self._file, resend.Copy(client, run, key, request), payload)
+        """Keep a durable copy of a release that was charged, before it is sent, so that it can be sent again (R11).
+
+        Guarantees: one charge yields at most one stored release under a key: the same bytes again change nothing, other
+        bytes need a charge of this request that is newer than the stored copy.
+        """
+        check_names(client=client, run=run, key=key, request=request)
+        digest = hashlib.sha256(payload).hexdigest()
+        with self._file.transaction() as draft:
+            self._file.book.declared(client, run)
+            charged = self._file.db.execute(
+                "SELECT MAX(number) FROM entries WHERE kind = 'charge' AND client = ? AND run = ? AND request = ?",
+                (client, run, request),
+            ).fetchone()[0]
+            if charged is None:
+                raise BadInput(
+                    f"nothing was charged to client {client!r} for this request of run {run!r}: charge first"
+                )
+            last = self._last_stored(client, run, key, request)
+            if last is not None:
+                entry, body, kept = last
+                if kept is not None and json.loads(body)["sha256"] == digest:
+                    return
+                if charged < entry:
+                    raise BadInput(
+                        f"another release of {key!r} is stored for this request of client {client!r}: "
+                        "send that one again, or charge a new draw"
+                    )
+            noted = {"sha256": digest, "size": len(payload)}
+            added = draft.add("stored", noted, client=client, run=run, key=key, request=request)
+            draft.releases.append((added.number, bytes(payload)))
 
     def stored(self, client: str, run: str, key: str, request: str) -> bytes | None:
         """The stored release for exactly this request, byte for byte; None: a new draw is a new charge (R11)."""
-        return resend.kept(self._file, resend.Copy(client, run, key, request))
+        with self._file.reading():
+            last = self._last_stored(client, run, key, request)
+        if last is None:
+            return None
+        entry, body, payload = last
+        if payload is not None:
+            check_payload(self.path, entry, body, payload)
+        return payload
+
+    def _last_stored(self, *copy: str) -> tuple[int, str, bytes | None] | None:
+        row: tuple[int, str, bytes | None] | None = self._file.db.execute(
+            "SELECT number, body, payload FROM entries LEFT JOIN releases USING (number) WHERE kind = 'stored' "
+            "AND client = ? AND run = ? AND key = ? AND request = ? ORDER BY number DESC LIMIT 1",
+            copy,
+        ).fetchone()
+        return row
 
     def forget(self, client: str, run: str, keep: int = 0) -> int:
         """Drop the copies of a run's releases but the newest ``keep``; the charges stay. Returns how many went."""
-        return resend.drop(self._file, client, run, keep)
+        with self._file.transaction() as draft:
+            self._file.book.declared(client, run)
+            numbers = self._file.db.execute(
+                "SELECT number FROM entries JOIN releases USING (number) WHERE kind = 'stored' AND client = ? "
+                "AND run = ? ORDER BY number DESC LIMIT -1 OFFSET ?",
+                (client, run, max(0, keep)),
+            ).fetchall()
+            if numbers:
+                self._file.db.executemany("DELETE FROM releases WHERE number = ?", numbers)
+                draft.add("forgotten", {"releases": len(numbers)}, client=client, run=run)
+        return len(numbers)
 
     def close_plan(self, client: str, run: str) -> None:
         """End a plan: what it declared but did not use is free again. A plan that is closed stays closed."""
         with self._file.transaction() as draft:
-            if standing_of(self._file.book, client, run).open:
+            if self._file.book.declared(client, run).open:
                 draft.add("closed", client=client, run=run)
 
     def close_run(self, run: str) -> None:
@@ -202,7 +270,7 @@ class Ledger(Reading):
             raise BadInput(f"a top-up of {epsilon!r} is not possible: epsilon is a positive finite number to add")
         check_names(reason=reason, officer=officer)
         with self._file.transaction() as draft:
-            if account_of(self._file.book, client).budget.is_public:
+            if self._file.book.account(client).budget.is_public:
                 raise BadInput(f"client {client!r} is public (epsilon = inf): there is nothing to top up")
             body = {"epsilon": float(epsilon), "reason": reason, "officer": officer}
             draft.add("top-up", body, client=client)
@@ -211,8 +279,16 @@ class Ledger(Reading):
         """Record that this client's releases protect nobody (R9), for ever; a repeated reason is not recorded again."""
         check_names(reason=reason)
         with self._file.transaction() as draft:
-            if reason not in account_of(self._file.book, client).not_private:
+            if reason not in self._file.book.account(client).not_private:
                 draft.add("not-private", {"reason": reason}, client=client)
+
+    def record_unprotected(self, client: str, run: str, what: str) -> int:
+        """Record that something is about to be released without noise; returns how often that happened in the run."""
+        check_names(run=run, what=what)
+        with self._file.transaction() as draft:
+            self._file.book.account(client)
+            draft.add("unprotected", client=client, run=run, what=what)
+        return self.unprotected(client, run, what)
 
     def bind(self, site: str, commit: Commit) -> str:
         """Tie this ledger to one site and its records, or find it tied to them; returns the site's account here.
@@ -220,35 +296,61 @@ class Ledger(Reading):
         ``commit(salt)`` is a hash of the records under a secret salt. Another site, or other records, are refused: the
         same ledger under another name would be a fresh budget for the same records.
         """
-        return binding.bind(self._file, site, commit)
+        check_names(site=site)
+        if not self._book().bindings:
+            salt = secrets.token_bytes(32)
+            commitment = commit(salt)  # may read gigabytes, so the ledger is not locked meanwhile
+            with self._file.transaction() as draft:
+                if not self._file.book.bindings:  # another process may have been first
+                    others = sorted(set(_deployed(self._file.book)) - {site})
+                    if others:
+                        raise BadInput(
+                            f"{self.path} holds the account of {others[0]!r}, and a site's ledger has one account: "
+                            f"{site!r} needs a ledger of its own for records of its own; {_REBIND}"
+                        )
+                    draft.add("bound", {"site": site, "commitment": commitment, "salt": salt.hex()}, client=site)
+                    return site
+        last = self._file.book.bindings[-1]
+        if last.site != site:
+            raise BadInput(
+                f"{self.path} belongs to site {last.site!r}, not to {site!r}: what was spent from these records would "
+                f"not count; {_REBIND}"
+            )
+        if commit(bytes.fromhex(last.salt)) != last.commitment:
+            raise BadInput(
+                f"the records of site {site!r} are not those that {self.path} was kept for (new, changed or "
+                f"reordered): {_REBIND}"
+            )
+        return last.account
 
     def rebind(self, site: str, commit: Commit, reason: str, officer: str) -> str:
-        """Move this ledger, with all that was spent, to another site name or other records; recorded for ever."""
-        return binding.rebind(self._file, site, commit, reason, officer)
+        """Move this ledger, with all that was spent, to another site name or other records; recorded for ever.
 
-    def record_unprotected(self, client: str, run: str, what: str) -> int:
-        """Record that something is about to be released without noise; returns how often that happened in the run."""
-        check_names(run=run, what=what)
+        The account that goes along is the bound one, else the only one, else the site's own of several.
+        """
+        check_names(site=site, reason=reason, officer=officer)
+        salt = secrets.token_bytes(32)
+        body = {"site": site, "commitment": commit(salt), "salt": salt.hex(), "reason": reason, "officer": officer}
         with self._file.transaction() as draft:
-            account_of(self._file.book, client)
-            draft.add("unprotected", client=client, run=run, what=what)
-        return self.unprotected(client, run, what)
+            book = self._file.book
+            known = [book.bindings[-1].account] if book.bindings else _deployed(book)
+            if len(known) > 1 and site not in known:
+                raise BadInput(
+                    f"{self.path} holds the accounts of {', '.join(map(repr, known))}: which of them paid for these "
+                    "records is not known; name the site as its account is called, and move it from there"
+                )
+            account = site if site in known or not known else known[0]
+            draft.add("bound", body, client=account)
+        return account
 
-    def copy(self, path: str | os.PathLike[str]) -> None:
-        """Write a copy of file and anchor as they stand, so that a simulation can go back to this moment.
 
-        A ledger of real budgets has one past: with ``durable=True`` this is refused.
-        """
-        if self._file.durable:
-            raise BadInput("only the ledger of a simulation can be copied while it is in use: a budget is spent once")
-        self._file.copy(Path(path))
+def _terms(book: Book, plans: Sequence[Plan]) -> tuple[int, list[bool]]:
+    """What a measurement rests on: the last entry that changed terms, and who has been charged at all."""
+    return book.terms, [plan.client in book.blocks for plan in plans]
 
-    def verify(self) -> bool:
-        """Check the whole file anew: pages, triggers, chain, anchor, stored releases. Raises ``LedgerDamaged``.
 
-        Returns whether a seal covered every byte of it; see ``LedgerFile.verify``.
-        """
-        return self._file.verify()
+def _deployed(book: Book) -> list[str]:
+    return [account.client for account in book.accounts.values() if not account.simulated]
 
 
 def _restated(account: Account, budget: Budget) -> bool:

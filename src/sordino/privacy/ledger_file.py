@@ -9,26 +9,33 @@ import os
 import sqlite3
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from sordino.errors import BadInput, LedgerDamaged, SordinoError
-from sordino.privacy.book import Book
-from sordino.privacy.chain import RESTORE, START, Anchor, Entry, anchor_path, link, read_anchor, write_anchor
-from sordino.privacy.composing import unfit
-from sordino.privacy.fold import apply
-from sordino.privacy.ledger_schema import (
+from sordino.privacy.book import Book, apply
+from sordino.privacy.ledger_format import (
+    RESTORE,
+    START,
     VERSION,
+    Anchor,
+    Entry,
+    anchor_path,
     check_path,
     check_structure,
     connect,
     explained,
+    link,
     migrate,
+    read_anchor,
     version_of,
+    write_anchor,
 )
+from sordino.privacy.planning import unfit
 
 log = logging.getLogger("sordino.ledger")
 
@@ -85,71 +92,43 @@ class LedgerFile:
 
     def _open(self) -> None:
         anchor = read_anchor(self.path)
-        self.db.execute("BEGIN")  # one snapshot: another process may be creating the ledger right now
-        version = version_of(self.db, self.path)
-        self._roll_back()
+        with self._begun():  # one snapshot: another process may be creating the ledger right now
+            version = version_of(self.db, self.path)
         if version == 0:
             if anchor is not None or self.readonly:
                 raise LedgerDamaged(f"{self.path} is empty: {RESTORE}")
-            self._create()
-            anchor, version = None, VERSION
+            with self._begun("IMMEDIATE"):
+                if version_of(self.db, self.path) == 0:  # another process may have been first
+                    migrate(self.db, 0)
+                    entry = Draft(0).add("ledger", {"id": uuid.uuid4().hex, "version": VERSION})
+                    self.db.execute(_INSERT, (*entry, link(START, entry)))
+                self.db.execute("COMMIT")
+            version = VERSION
         self._inspect(anchor, version)
         if version < VERSION:
             if self.readonly:
                 raise BadInput(f"{self.path} has an older format ({version}): open it for writing once to update it")
             with self.transaction() as draft:
-                self._step_up(draft)
+                version = version_of(self.db, self.path)  # another process may have been first
+                if version < VERSION:
+                    migrate(self.db, version)
+                    draft.add("migrated", {"from": version, "to": VERSION})
+                    for one in unfit(self.book):
+                        draft.add("closed", {"reason": "no filter covers it"}, client=one.plan.client, run=one.plan.run)
         elif not self.readonly and (anchor is None or anchor.seal is None or anchor.entries < self.entries):
             self._write_anchor()
 
-    def _create(self) -> None:
-        self.db.execute("BEGIN IMMEDIATE")
-        try:
-            if version_of(self.db, self.path) == 0:  # another process may have been first
-                migrate(self.db, 0)
-                draft = Draft(0)
-                entry = draft.add("ledger", {"id": uuid.uuid4().hex, "version": VERSION})
-                self.db.execute(_INSERT, (*entry, link(START, entry)))
-            self.db.execute("COMMIT")
-        except BaseException:
-            self._roll_back()
-            raise
-
-    def _step_up(self, draft: Draft) -> None:
-        version = version_of(self.db, self.path)
-        if version < VERSION:
-            migrate(self.db, version)
-            draft.add("migrated", {"from": version, "to": VERSION})
-            for one in unfit(self.book):
-                draft.add("closed", {"reason": "no filter covers it"}, client=one.plan.client, run=one.plan.run)
-
     def _inspect(self, anchor: Anchor | None, version: int) -> None:
         """Read and check everything, in one read transaction. ``anchor`` was read before: it may lag, never lead."""
-        self.db.execute("BEGIN")
-        try:
+        with self._begun():
             self.refresh()
             if self.path.stat().st_size < self._size():  # SQLite reads a page that is cut short as if zeros followed
                 raise LedgerDamaged(f"{self.path} was truncated: {RESTORE}")
             self.sealed = self._check_seal(anchor)
             if not self.sealed:
                 check_structure(self.db, version, self.path)
-        finally:
-            self._roll_back()
         if anchor is None and self.entries > 1:
             anchor = read_anchor(self.path)  # another process may just have created the ledger
-        self._check_anchor(anchor)
-
-    def _check_seal(self, anchor: Anchor | None) -> bool:
-        """Whether a seal covers the file as it is now; raises ``LedgerDamaged`` where it does not fit."""
-        if anchor is None or anchor.seal is None or anchor.entries != self.entries:
-            return False
-        if self._seal() == anchor.seal:
-            return True
-        if read_anchor(self.path) != anchor:  # a writer has just taken it off
-            return False
-        raise LedgerDamaged(f"bytes of {self.path} were changed outside sordino: {RESTORE}")
-
-    def _check_anchor(self, anchor: Anchor | None) -> None:
         if anchor is None:
             if self.entries > 1:
                 raise LedgerDamaged(f"{anchor_path(self.path)} is missing: {RESTORE}")
@@ -162,6 +141,16 @@ class LedgerFile:
                 f"the file was truncated or replaced by an older copy; {RESTORE}"
             )
         self._check_entry(anchor.entries, anchor.head)
+
+    def _check_seal(self, anchor: Anchor | None) -> bool:
+        """Whether a seal covers the file as it is now; raises ``LedgerDamaged`` where it does not fit."""
+        if anchor is None or anchor.seal is None or anchor.entries != self.entries:
+            return False
+        if self._seal() == anchor.seal:
+            return True
+        if read_anchor(self.path) != anchor:  # a writer has just taken it off
+            return False
+        raise LedgerDamaged(f"bytes of {self.path} were changed outside sordino: {RESTORE}")
 
     def _check_entry(self, number: int, head: str) -> None:
         row = self.db.execute("SELECT hash FROM entries WHERE number = ?", (number,)).fetchone()
@@ -193,13 +182,9 @@ class LedgerFile:
     def reading(self) -> Iterator[None]:
         """Read what is new, and let the block look at a state that does not change under it."""
         self._check_usable()
-        with explained(self.path):
-            self.db.execute("BEGIN")
-            try:
-                self.refresh()
-                yield
-            finally:
-                self._roll_back()
+        with explained(self.path), self._begun():
+            self.refresh()
+            yield
 
     @contextmanager
     def transaction(self) -> Iterator[Draft]:
@@ -211,21 +196,20 @@ class LedgerFile:
         self._check_usable()
         if self.readonly:
             raise BadInput(f"{self.path} was opened read-only: open it for writing to record anything")
+        broken = False
         with explained(self.path):
-            self.db.execute("BEGIN IMMEDIATE")
-            broken = False
             try:
-                self.refresh()
-                broken = self._break_seal()
-                draft = Draft(self.entries)
-                yield draft
-                links = self._chained(draft.entries)
-                self.db.executemany(_INSERT, [(*e, digest) for e, digest in zip(draft.entries, links)])
-                self.db.executemany("INSERT INTO releases (number, payload) VALUES (?, ?)", draft.releases)
-                self.db.execute("COMMIT" if draft.entries else "ROLLBACK")
+                with self._begun("IMMEDIATE"):
+                    self.refresh()
+                    broken = self._break_seal()
+                    draft = Draft(self.entries)
+                    yield draft
+                    links = list(accumulate(draft.entries, link, initial=self.head))[1:]
+                    self.db.executemany(_INSERT, [(*e, digest) for e, digest in zip(draft.entries, links)])
+                    self.db.executemany("INSERT INTO releases (number, payload) VALUES (?, ?)", draft.releases)
+                    self.db.execute("COMMIT" if draft.entries else "ROLLBACK")
             except BaseException as error:
-                self._roll_back()
-                if broken and not isinstance(error, LedgerDamaged):
+                if broken and not self.db.in_transaction and not isinstance(error, LedgerDamaged):
                     with suppress(SordinoError, sqlite3.Error):  # it is sealed again when the ledger is closed
                         self._write_anchor()
                 raise
@@ -234,35 +218,25 @@ class LedgerFile:
         if draft.entries or broken:
             self._write_anchor()
 
-    def _chained(self, entries: Sequence[Entry]) -> list[str]:
-        head, links = self.head, []
-        for entry in entries:
-            head = link(head, entry)
-            links.append(head)
-        return links
-
     def _write_anchor(self, seal: bool = False) -> None:
         """Note the chain's end beside the file, under the ledger's lock so that the anchor never goes backwards.
 
         The file is sealed there too: with ``seal``, and otherwise where that costs little beside a durable commit.
         """
-        with explained(self.path):
-            self.db.execute("BEGIN IMMEDIATE")
-            try:
-                self.refresh()
-                digest = self._seal() if seal or self._affordable() else None
-                anchor = Anchor(self.book.identity, self.entries, self.head, digest)
-                write_anchor(self.path, anchor, self.durable)
-            except OSError as error:
-                raise BadInput(
-                    f"{anchor_path(self.path)} could not be written ({error.strerror}); the last charge is recorded, "
-                    "nothing was drawn for it: free disk space or fix the permissions, then go on"
-                ) from error
-            finally:
-                self._roll_back()
+        with explained(self.path), self._begun("IMMEDIATE"):
+            self.refresh()
+            seal |= self.durable and (self._size() <= SEALED_ALWAYS or time.monotonic() >= self._next_seal)
+            anchor = Anchor(self.book.identity, self.entries, self.head, self._seal() if seal else None)
+            self._replace_anchor(anchor, "; the last charge is recorded, nothing was drawn for it")
 
-    def _affordable(self) -> bool:
-        return self.durable and (self._size() <= SEALED_ALWAYS or time.monotonic() >= self._next_seal)
+    def _replace_anchor(self, anchor: Anchor, outcome: str) -> None:
+        try:
+            write_anchor(self.path, anchor, self.durable)
+        except OSError as error:
+            raise BadInput(
+                f"{anchor_path(self.path)} could not be written ({error.strerror}){outcome}: free disk space or fix "
+                "the permissions, then go on"
+            ) from error
 
     def _break_seal(self) -> bool:
         """Take the seal off before the file is touched, so that a crash cannot leave a seal that does not fit.
@@ -274,13 +248,7 @@ class LedgerFile:
             return False
         if self._size() <= SEALED_ALWAYS:
             self._check_seal(anchor)
-        try:
-            write_anchor(self.path, anchor._replace(seal=None), self.durable)
-        except OSError as error:
-            raise BadInput(
-                f"{anchor_path(self.path)} could not be written ({error.strerror}), nothing was recorded: free disk "
-                "space or fix the permissions, then go on"
-            ) from error
+        self._replace_anchor(anchor._replace(seal=None), ", nothing was recorded")
         return True
 
     def _seal(self) -> str | None:
@@ -317,12 +285,11 @@ class LedgerFile:
         that moment) entries, stored releases and structure were checked, and bytes that none of them uses were not.
         """
         fresh = LedgerFile(self.path, readonly=True)
-        for _ in range(LOOKS if self.readonly else 0):
-            if fresh.sealed:
-                break
+        looks = LOOKS if self.readonly else 0
+        while not fresh.sealed and looks > 0:
             fresh.close()
             time.sleep(0.1)
-            fresh = LedgerFile(self.path, readonly=True)
+            fresh, looks = LedgerFile(self.path, readonly=True), looks - 1
         try:
             with explained(self.path):
                 rows = fresh.db.execute(
@@ -365,9 +332,15 @@ class LedgerFile:
         except SordinoError as trouble:
             log.warning("%s could not be sealed: %s", self.path, trouble)
 
-    def _roll_back(self) -> None:
-        if self.db.in_transaction:
-            self.db.execute("ROLLBACK")
+    @contextmanager
+    def _begun(self, mode: str = "DEFERRED") -> Iterator[None]:
+        """A transaction of SQLite, which is undone unless the block commits it."""
+        self.db.execute(f"BEGIN {mode}")
+        try:
+            yield
+        finally:
+            if self.db.in_transaction:
+                self.db.execute("ROLLBACK")
 
     def _check_usable(self) -> None:
         if self._process != os.getpid():

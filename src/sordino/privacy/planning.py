@@ -1,4 +1,14 @@
-"""How much of a declared plan a budget can pay. Pure functions over the book; the only place the accountant decides."""
+"""Which composition an account rests on, how much of a plan it pays for, and whether a charge is within its plan.
+
+Pure functions over the book; charges are held against plans by count, without an accountant.
+
+*Declared*: an account's block, the plans that were open when it was first charged, is composed by its accountant (PLD)
+at the whole (ε, δ). *Filter*: whatever is declared later, a closed plan declared again and a plan that grows included,
+is admitted only while Σ ρ_α over everything fits ρ_max (``accounting.filters``), and only if the whole block fits it
+too. Otherwise some paths would be covered by PLD alone and others by the filter alone, and both together by neither:
+then nothing is admitted later but releases of the block itself that a closed plan did not make. See
+docs/accounting.md.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +16,68 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from sordino.errors import BadInput, BudgetRefused
-from sordino.privacy import accounting, composing
+from sordino.privacy import accounting
 from sordino.privacy.accounting import filters
-from sordino.privacy.book import Account, Book, Plan, Standing, account_of, kinds
+from sordino.privacy.book import Account, Book, Charge, Plan, Standing, check_names, kinds
+from sordino.privacy.ledger_format import Entry
 from sordino.privacy.types import Event
+
+COMPOSITIONS = ("declared", "filter")
+
+_LATER = (
+    ". The run was declared after the account's first release and needs room in its filter: where the first plans "
+    "leave none, closing one frees only releases of its own rate and noise; open "
+    "accounts with composition 'filter', or begin with a smaller run (limits.run_epsilon at a site)"
+)
 
 Question = tuple[Plan, list[Event]]  # a plan, and what its client is committed to elsewhere
 
 
-def check_plan(plan: Plan, account: Account) -> None:
+def order_of(book: Book, client: str) -> float:
+    """α of the account's filter: recorded with the first plan it admitted; until then it follows from the block."""
+    if client in book.orders:
+        return book.orders[client]
+    block = book.blocks.get(client)
+    budget = book.accounts[client].budget if block is None else block.budget
+    return filters.order_for(book.block_events(client), budget)
+
+
+def _fits_filter(book: Book, client: str, events: list[Event]) -> bool:
+    order = order_of(book, client)
+    return filters.divergence(events, order) <= filters.room(book.accounts[client].budget, order)
+
+
+def _block_fits(book: Book, client: str) -> bool:
+    """Whether everything declared before the first charge fits the filter: only then may it admit anything later."""
+    return _fits_filter(book, client, book.block_events(client))
+
+
+def rests_on_filter(book: Book, client: str) -> bool:
+    """Whether the client's releases so far are covered by the filter rather than by the accountant alone."""
+    account = book.accounts[client]
+    return not account.budget.is_public and (account.composition == "filter" or book.beyond(client))
+
+
+def overdrawn(book: Book, client: str) -> bool:
+    """Whether releases went beyond the block without fitting the filter: ledgers of earlier versions allowed that."""
+    return book.beyond(client) and not (_block_fits(book, client) and _fits_filter(book, client, book.spent(client)))
+
+
+def unfit(book: Book) -> list[Standing]:
+    """Open plans that an earlier version admitted by the accountant and that the filter does not cover."""
+    found = []
+    for client, own in book.standings.items():
+        block, committed = book.blocks.get(client), book.commitments(client)
+        if book.accounts[client].budget.is_public or block is None:
+            continue
+        more = kinds(committed) - kinds(book.block_events(client))
+        if more and not (_block_fits(book, client) and _fits_filter(book, client, committed)):
+            late = book.beyond(client)  # then what is left of the block needs the filter too
+            found += [s for run, s in own.items() if s.open and (late or s.caps != block.caps.get(run))]
+    return found
+
+
+def _check_plan(plan: Plan, account: Account) -> None:
     """Refuse plans that no ledger can keep: another adjacency (R7), a name twice, a finite budget without noise."""
     if not isinstance(plan.run, str) or not plan.run:
         raise BadInput(f"the plan of client {plan.client!r} needs a run name, got {plan.run!r}")
@@ -38,10 +101,8 @@ def check_plan(plan: Plan, account: Account) -> None:
             )
 
 
-def _stands(plan: Plan, account: Account, standing: Standing | None) -> bool:
-    """Whether the plan was declared before and is to be returned as it was."""
-    if standing is None:
-        return False
+def _stands(plan: Plan, account: Account, standing: Standing) -> bool:
+    """Whether a plan that was declared before is to be returned as it was."""
     if (standing.plan.turn, standing.plan.turns) != (plan.turn, plan.turns):
         raise BadInput(f"run {plan.run!r} of client {plan.client!r} was declared with another plan: use a new run name")
     raised = any(top_up.entry > standing.entry for top_up in account.top_ups)
@@ -58,9 +119,8 @@ def payable(book: Book, plans: Sequence[Plan], run_epsilon: float | None = None)
     result: dict[str, int] = {}
     questions: dict[str, list[Question]] = {}
     for plan in plans:
-        account = account_of(book, plan.client)
-        check_plan(plan, account)
-        standing = book.standing(plan.client, plan.run)
+        account, standing = book.account(plan.client), book.standing(plan.client, plan.run)
+        _check_plan(plan, account)
         if standing is not None and _stands(plan, account, standing):
             result[plan.client] = standing.payable
         elif account.budget.is_public:
@@ -82,25 +142,28 @@ def payable(book: Book, plans: Sequence[Plan], run_epsilon: float | None = None)
     return {plan.client: _alone(book, plan, result[plan.client], run_epsilon) for plan in plans}
 
 
+def _fits(book: Book, asked: Sequence[Question], turns: Sequence[int], accountant: str) -> list[bool]:
+    """Whether so many turns of each plan fit its client's budget beside what it is committed to."""
+    events = [[*others, *(e.times(e.count * m) for e in plan.turn)] for (plan, others), m in zip(asked, turns)]
+    budgets = [book.accounts[plan.client].budget for plan, _ in asked]
+    costs = accounting.composed_epsilon(events, [budget.delta for budget in budgets], accountant)
+    return [bool(cost <= budget.epsilon) for cost, budget in zip(costs, budgets)]
+
+
 def _filtered(book: Book, plan: Plan, account: Account) -> int:
-    """Turns that the account's filter admits; where the block does not fit it, what is left of the block's kinds."""
-    client, others = plan.client, book.commitments(plan.client, but=plan.run)
-    block = book.blocks.get(client)
-    if block is None:
-        return filters.turns_within(plan.turn, account.budget, plan.turns, others, None)
-    if composing.block_fits(book, client):
-        order = composing.order_of(book, client)
-        return filters.turns_within(plan.turn, account.budget, plan.turns, others, order)
-    return 0 if book.beyond(client) else _left_of_block(book, plan, others)
+    """Turns that the account's filter admits; where the block does not fit it, what is left of the block's kinds.
 
-
-def _left_of_block(book: Book, plan: Plan, others: list[Event]) -> int:
-    """The most turns made of releases that were declared before the first charge and that nobody else is to make.
-
-    A release is one of those if it has their sampling and noise, under whatever run: the block is a set of releases
-    with (q, z) fixed in advance, and which of them happen, in which order, may depend on anything.
+    A release is one of the block's if it has their sampling and noise, under whatever run: the block is a set of
+    releases with (q, z) fixed in advance, and which of them happen, in which order, may depend on anything.
     """
-    left = kinds(book.block_events(plan.client))
+    client, others = plan.client, book.commitments(plan.client, but=plan.run)
+    if client not in book.blocks:
+        return filters.turns_within(plan.turn, account.budget, plan.turns, others, None)
+    if _block_fits(book, client):
+        return filters.turns_within(plan.turn, account.budget, plan.turns, others, order_of(book, client))
+    if book.beyond(client):
+        return 0
+    left = kinds(book.block_events(client))
     left.subtract(kinds(others))
     needed = kinds(list(plan.turn))
     return max(0, min(int(plan.turns), *(left[kind] // count for kind, count in needed.items())))
@@ -115,20 +178,11 @@ def _alone(book: Book, plan: Plan, turns: int, run_epsilon: float | None) -> int
     return int(accounting.affordable(list(plan.turn), limit, turns, (), account.accountant))
 
 
-def filter_order(book: Book, plan: Plan) -> float | None:
+def filter_order(book: Book, client: str) -> float | None:
     """The order to record with a plan that the filter admitted; None for plans of the block and public data."""
-    account, block = account_of(book, plan.client), book.blocks.get(plan.client)
-    if account.budget.is_public or block is None or not composing.block_fits(book, plan.client):
+    if book.account(client).budget.is_public or client not in book.blocks or not _block_fits(book, client):
         return None
-    return composing.order_of(book, plan.client)
-
-
-def _fits(book: Book, asked: Sequence[Question], turns: Sequence[int], accountant: str) -> list[bool]:
-    """Whether so many turns of each plan fit its client's budget beside what it is committed to."""
-    events = [[*others, *(e.times(e.count * m) for e in plan.turn)] for (plan, others), m in zip(asked, turns)]
-    budgets = [book.accounts[plan.client].budget for plan, _ in asked]
-    costs = accounting.composed_epsilon(events, [budget.delta for budget in budgets], accountant)
-    return [bool(cost <= budget.epsilon) for cost, budget in zip(costs, budgets)]
+    return order_of(book, client)
 
 
 def caps(book: Book, plan: Plan, turns: int, limited: bool = False) -> dict[str, int] | None:
@@ -139,7 +193,7 @@ def caps(book: Book, plan: Plan, turns: int, limited: bool = False) -> dict[str,
     A plan that was closed and is declared again may have used more of one release than ``turns`` turns hold (retries);
     then no further turn fits beside it, and the caps are what was used.
     """
-    if account_of(book, plan.client).budget.is_public and not limited:
+    if book.account(plan.client).budget.is_public and not limited:
         return None
     standing = book.standing(plan.client, plan.run)
     used = {} if standing is None else standing.used
@@ -147,3 +201,45 @@ def caps(book: Book, plan: Plan, turns: int, limited: bool = False) -> dict[str,
     if any(used.get(what, 0) > limit for what, limit in limits.items()):
         return {what: used.get(what, 0) for what in limits}
     return limits
+
+
+def planned(book: Book, charge: Charge, replay: bool) -> Standing:
+    """The plan that a charge falls under; charges outside any plan are refused."""
+    check_names(client=charge.client, run=charge.run, key=charge.key, request=charge.request)
+    if charge.count < 1:
+        raise BadInput(f"charge {charge.key!r} of client {charge.client!r} has count {charge.count!r}: it is ≥ 1")
+    if replay and not book.account(charge.client).simulated:
+        raise BadInput(
+            f"client {charge.client!r} is not simulated: at a site a repeated draw is a new charge (replay=False)"
+        )
+    standing = book.declared(charge.client, charge.run)
+    if all(event.what != charge.what for event in standing.plan.turn):
+        raise BadInput(f"the plan of client {charge.client!r} for run {charge.run!r} has no {charge.what!r}")
+    return standing
+
+
+def check_repeated(charge: Charge, earlier: Entry) -> None:
+    """A simulation may repeat a draw: keyed streams repeat a release only for the same request."""
+    if (earlier.what, earlier.amount, earlier.request) != (charge.what, charge.count, charge.request):
+        raise BadInput(
+            f"draw {charge.key!r} of client {charge.client!r} in run {charge.run!r} was charged for another request: "
+            "its noise must not be used twice; start a new run, or resume from the checkpoint that belongs to this one"
+        )
+
+
+def check_room(book: Book, charge: Charge, standing: Standing, total: int) -> None:
+    """Refuse a charge on a closed plan or beyond the plan's cap, and say what a later plan is paid from."""
+    if not standing.open:
+        raise BudgetRefused(
+            f"the plan of client {charge.client!r} for run {charge.run!r} is closed: declare it again to go on"
+        )
+    cap = standing.cap(charge.what)
+    if cap is not None and total > cap:
+        block = book.blocks.get(charge.client)
+        late = block is not None and standing.payable < standing.plan.turns and charge.run not in block.caps
+        raise BudgetRefused(
+            f"client {charge.client!r} would overdraw in run {charge.run!r}: {charge.what!r} was released "
+            f"{total - charge.count} of at most {cap} times, {charge.count} more asked; nothing was charged. "
+            "Leave the client out, or have its officer approve a top_up and declare the plan again"
+            + (_LATER if late else "")
+        )

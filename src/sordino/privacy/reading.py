@@ -3,19 +3,64 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Self
 
-from sordino.privacy import accounting, composing
-from sordino.privacy.book import Account, Binding, Standing, account_of, standing_of
+from sordino.errors import BadInput, BudgetRefused
+from sordino.privacy import accounting, planning
+from sordino.privacy.accounting import filters
+from sordino.privacy.book import Account, Binding, Book, Standing
 from sordino.privacy.ledger_file import LedgerFile
 from sordino.privacy.types import Adjacency, Event
 
 
 class Reading:
-    """The questions that a ledger answers."""
+    """An open ledger file, and the questions that it answers."""
 
-    _file: LedgerFile
+    def __init__(self, path: str | os.PathLike[str], readonly: bool = False, durable: bool = True) -> None:
+        self._file = LedgerFile(path, readonly, durable)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None or isinstance(error, BudgetRefused):
+            self._file.close()
+        else:
+            self._file.close_after(error)
+
+    def close(self) -> None:
+        """Close the file in order, sealing it."""
+        self._file.close()
+
+    def verify(self) -> bool:
+        """Check the whole file anew: pages, triggers, chain, anchor, stored releases. Raises ``LedgerDamaged``.
+
+        Returns whether a seal covered every byte of it; see ``LedgerFile.verify``.
+        """
+        return self._file.verify()
+
+    def copy(self, path: str | os.PathLike[str]) -> None:
+        """Write a copy of file and anchor as they stand, so that a simulation can go back to this moment.
+
+        A ledger of real budgets has one past: with ``durable=True`` this is refused.
+        """
+        if self._file.durable:
+            raise BadInput("only the ledger of a simulation can be copied while it is in use: a budget is spent once")
+        self._file.copy(Path(path))
+
+    def _book(self) -> Book:
+        """The book, with what other processes have written since."""
+        self._file.refresh()
+        return self._file.book
+
+    def _book_with(self, client: str) -> Book:
+        """The book, which has an account of this client."""
+        book = self._book()
+        book.account(client)
+        return book
 
     @property
     def path(self) -> Path:
@@ -30,53 +75,36 @@ class Reading:
 
     def bindings(self) -> list[Binding]:
         """Whose ledger this is and was, the last one last; none for simulations and where no site ever used it."""
-        self._file.refresh()
-        return list(self._file.book.bindings)
+        return list(self._book().bindings)
 
     def unprotected(self, client: str, run: str, what: str) -> int:
         """How often the client released ``what`` without noise in a run."""
-        self._file.refresh()
-        return self._file.book.unprotected.get((client, run, what), 0)
+        return self._book().unprotected[client, run, what]
 
     def account(self, client: str) -> Account:
-        """One account."""
-        self._file.refresh()
-        return account_of(self._file.book, client)
+        """The account of one client."""
+        return self._book().account(client)
 
     def accounts(self) -> list[Account]:
         """All accounts, in the order they were opened."""
-        self._file.refresh()
-        return list(self._file.book.accounts.values())
+        return list(self._book().accounts.values())
 
     def standings(self, client: str) -> list[Standing]:
         """The client's plans with their caps and use, in the order they were declared."""
-        self.account(client)
-        return list(self._file.book.standings.get(client, {}).values())
-
-    def left(self, client: str, run: str) -> dict[str, int | None]:
-        """How often each release may still happen under the run's plan (None: no limit)."""
-        self._file.refresh()
-        one = standing_of(self._file.book, client, run)
-        return {
-            e.what: None if one.caps is None else (one.caps[e.what] - one.used.get(e.what, 0) if one.open else 0)
-            for e in one.plan.turn
-        }
+        return list(self._book_with(client).standings.get(client, {}).values())
 
     def charges(self, client: str, run: str, what: str) -> int:
         """How many charges of ``what`` there were in a run, repeated ones included, whatever each counted."""
-        self._file.refresh()
-        standing = self._file.book.standing(client, run)
+        standing = self._book().standing(client, run)
         return 0 if standing is None else standing.charges.get(what, 0)
 
     def spent(self, client: str) -> list[Event]:
         """Everything that was ever charged to the client, one event for each run and kind of release."""
-        self.account(client)
-        return self._file.book.spent(client)
+        return self._book_with(client).spent(client)
 
     def run_events(self, client: str, run: str) -> list[Event]:
         """What was charged to the client in one run."""
-        self.account(client)
-        return self._file.book.spent(client, run)
+        return self._book_with(client).spent(client, run)
 
     def epsilon(self, clients: Sequence[str] | None = None, run: str | None = None) -> dict[str, float]:
         """ε of what was charged, over all runs or in one: one vectorised call for each accountant.
@@ -85,35 +113,36 @@ class Reading:
         budget. One run's figure is what its own releases cost, by the accountant.
         It is the cost of the recorded noise; whether that noise was secret is the statement's business.
         """
-        self._file.refresh()
-        book = self._file.book
+        book = self._book()
         names = list(book.accounts) if clients is None else list(clients)
         groups: dict[str, list[str]] = {}
         for client in names:
-            groups.setdefault(account_of(book, client).accountant, []).append(client)
-        result: dict[str, float] = {}
+            groups.setdefault(book.account(client).accountant, []).append(client)
+        result = dict.fromkeys(names, 0.0)
         for accountant, members in groups.items():
             deltas = [book.accounts[client].budget.delta for client in members]
             costs = accounting.composed_epsilon([book.spent(c, run) for c in members], deltas, accountant)
             result.update({client: float(cost) for client, cost in zip(members, costs)})
-        if run is not None:
-            return {client: result[client] for client in names}
-        return {client: composing.metered(book, client, result[client]) for client in names}
+        for client in names if run is None else ():
+            if planning.rests_on_filter(book, client):
+                order, delta = planning.order_of(book, client), book.accounts[client].budget.delta
+                result[client] = max(result[client], filters.odometer(book.spent(client), order, delta))
+        return result
 
     def composition(self, client: str) -> str:
         """What the client's figures rest on: declared in advance, or a filter and its order."""
-        self.account(client)
-        return composing.in_words(self._file.book, client)
+        book = self._book_with(client)
+        if planning.rests_on_filter(book, client):
+            return f"filter (Rényi, order {planning.order_of(book, client):g})"
+        return f"declared in advance ({book.accounts[client].accountant.upper()})"
 
     def rests_on_filter(self, client: str) -> bool:
         """Whether what the client released is covered by its filter rather than by the accountant alone."""
-        self.account(client)
-        return composing.rests_on_filter(self._file.book, client)
+        return planning.rests_on_filter(self._book_with(client), client)
 
     def overdrawn(self, client: str) -> bool:
         """Whether the client's releases do not fit the filter they need: only earlier versions let that happen."""
-        self.account(client)
-        return composing.overdrawn(self._file.book, client)
+        return planning.overdrawn(self._book_with(client), client)
 
     def replace_one_epsilon(self, client: str) -> float:
         """ε of the client's releases when neighbours differ by an exchange of one record (by PLD, R7).
@@ -121,19 +150,11 @@ class Reading:
         ∞ where a filter is what holds and neighbours differ otherwise: that filter bounds its own divergence, and a
         figure for another one would promise something that nothing enforced.
         """
-        account = self.account(client)
-        if account.budget.adjacency is Adjacency.REPLACE_ONE:
+        book = self._book_with(client)
+        budget = book.accounts[client].budget
+        if budget.adjacency is Adjacency.REPLACE_ONE:
             return self.epsilon([client])[client]
-        events = self._file.book.spent(client)
-        if events and composing.rests_on_filter(self._file.book, client):
+        events = book.spent(client)
+        if events and planning.rests_on_filter(book, client):
             return math.inf
-        return float(accounting.replace_one_epsilon(events, account.budget.delta)) if events else 0.0
-
-    def remaining(self, clients: Sequence[str] | None = None) -> dict[str, float]:
-        """Budget minus ε spent, never below 0. Open plans are not subtracted: they are in ``standings``."""
-        costs = self.epsilon(clients)
-        budgets = {client: self._file.book.accounts[client].budget for client in costs}
-        return {
-            client: math.inf if budgets[client].is_public else max(0.0, budgets[client].epsilon - cost)
-            for client, cost in costs.items()
-        }
+        return float(accounting.replace_one_epsilon(events, budget.delta)) if events else 0.0

@@ -6,9 +6,9 @@ import math
 from typing import Any
 
 from sordino.privacy import accounting
-from sordino.privacy.book import Account, Standing, number
+from sordino.privacy.book import Binding, Standing, TopUp, number
 from sordino.privacy.ledger import Ledger
-from sordino.privacy.types import Adjacency, Sampling, Scheme
+from sordino.privacy.types import Adjacency, Scheme
 
 UNIT = "one record of this client"
 SIMULATION = "simulation: keyed streams, no secret noise"
@@ -41,16 +41,29 @@ def statement(ledger: Ledger, client: str) -> dict[str, Any]:
     ``spent_epsilon`` is None when nothing is guaranteed: noise 0, or an account marked NOT PRIVATE (then
     ``nominal_epsilon`` still gives what the recorded noise would cost if it were secret).
     """
-    return _statement(ledger, client, ledger.epsilon([client])[client])
+    return export(ledger, [client])["statements"][0]  # type: ignore[no-any-return]
+
+
+def export(ledger: Ledger, clients: list[str] | None = None) -> dict[str, Any]:
+    """The statements of all clients (or of these) and the chain's head, ready for JSON."""
+    names = [account.client for account in ledger.accounts()] if clients is None else clients
+    entries, head = ledger.head
+    costs = ledger.epsilon(names)
+    return {
+        "schema": 1,
+        "ledger": {"file": ledger.path.name, "entries": entries, "head": head},
+        "statements": [_statement(ledger, client, costs[client]) for client in names],
+    }
 
 
 def _statement(ledger: Ledger, client: str, nominal: float) -> dict[str, Any]:
-    account = ledger.account(client)
-    standings = ledger.standings(client)
-    private = not account.not_private
+    account, standings = ledger.account(client), ledger.standings(client)
+    budget, private = account.budget, not account.not_private
     spent = nominal if private else math.inf
-    budget = account.budget
-    replaced = ledger.replace_one_epsilon(client) if private else math.inf
+    schemes = sorted({str(e.sampling.scheme) for s in standings for e in s.plan.turn})
+    labels = [accounting.label(account.accountant, scheme) for scheme in schemes or [str(Scheme.POISSON)]]
+    bindings = [] if account.simulated else ledger.bindings()
+    covered = FILTER if ledger.rests_on_filter(client) else DECLARED
     return {
         "client": client,
         "unit": UNIT,
@@ -62,41 +75,27 @@ def _statement(ledger: Ledger, client: str, nominal: float) -> dict[str, Any]:
         "spent_epsilon": number(spent),
         "nominal_epsilon": number(nominal),
         "left_epsilon": number(budget.epsilon if budget.is_public else max(0.0, budget.epsilon - spent)),
-        "replace_one_epsilon": number(replaced),
+        "replace_one_epsilon": number(ledger.replace_one_epsilon(client) if private else math.inf),
         "composition": ledger.composition(client),
-        "composition_in_words": _composition_in_words(ledger, client),
+        "composition_in_words": OVERDRAWN if ledger.overdrawn(client) else covered,
         "accountant": account.accountant,
-        "accountant_in_words": _accountants(account, standings),
-        "sampling": sorted({str(e.sampling.scheme) for s in standings for e in s.plan.turn}),
+        "accountant_in_words": "; ".join(dict.fromkeys(labels)),
+        "sampling": schemes,
         "public": budget.is_public,
         "private": private,
         "not_private": list(account.not_private),
         "simulated": account.simulated,
         "releases": [release for s in standings for release in _releases(s)],
         "open_plans": [_open_plan(s) for s in standings if s.open],
-        "top_ups": [
-            {"time": t.time, "epsilon": t.epsilon, "reason": t.reason, "officer": t.officer} for t in account.top_ups
-        ],
-        "bindings": [
-            {"time": b.time, "site": b.site, "commitment": b.commitment, "reason": b.reason, "officer": b.officer}
-            for b in ledger.bindings()
-            if not account.simulated
-        ],
+        "top_ups": [_told(one, "time", "epsilon", "reason", "officer") for one in account.top_ups],
+        "bindings": [_told(one, "time", "site", "commitment", "reason", "officer") for one in bindings],
         "since": account.since,
         "not_covered": list(NOT_COVERED),
     }
 
 
-def _composition_in_words(ledger: Ledger, client: str) -> str:
-    """What the composition guarantees, and what the figure of the spent ε is."""
-    if ledger.overdrawn(client):
-        return OVERDRAWN
-    return FILTER if ledger.rests_on_filter(client) else DECLARED
-
-
-def _accountants(account: Account, standings: list[Standing]) -> str:
-    schemes = sorted({str(e.sampling.scheme) for s in standings for e in s.plan.turn}) or [str(Scheme.POISSON)]
-    return "; ".join(dict.fromkeys(accounting.label(account.accountant, scheme) for scheme in schemes))
+def _told(event: TopUp | Binding, *fields: str) -> dict[str, Any]:
+    return {name: getattr(event, name) for name in fields}
 
 
 def _releases(standing: Standing) -> list[dict[str, Any]]:
@@ -123,20 +122,55 @@ def _open_plan(standing: Standing) -> dict[str, Any]:
     }
 
 
-def export(ledger: Ledger, clients: list[str] | None = None) -> dict[str, Any]:
-    """The statements of all clients (or of these) and the chain's head, ready for JSON."""
-    names = [account.client for account in ledger.accounts()] if clients is None else clients
-    entries, head = ledger.head
-    costs = ledger.epsilon(names)
-    return {
-        "schema": 1,
-        "ledger": {"file": ledger.path.name, "entries": entries, "head": head},
-        "statements": [_statement(ledger, client, costs[client]) for client in names],
+def statement_text(told: dict[str, Any]) -> str:
+    """A statement, as ``statement`` gives it, in plain words."""
+    lines = [f"Privacy statement of client {told['client']}"]
+    if not told["private"]:
+        lines += ["", "NOT PRIVATE: " + "; ".join(told["not_private"])]
+    if told["simulated"]:
+        lines += ["", f"This is a {SIMULATION}. It protects nobody; it shows what a deployment would spend."]
+    lines += ["", *figures_in_words(told), "", "Released so far:"]
+    lines += [f"  run {r['run']}: {release_in_words(r)}" for r in told["releases"]] or ["  nothing"]
+    sections = {
+        "Planned and still open:": [_plan_in_words(plan) for plan in told["open_plans"]],
+        "Budget raised:": [
+            f"{t['time']}: by {t['epsilon']:.6g}, approved by {t['officer']}: {t['reason']}" for t in told["top_ups"]
+        ],
+        "Whose ledger this is:": [
+            f"{one['time']}: site {one['site']}, records {one['commitment'][:16]}…"
+            + (f", approved by {one['officer']}: {one['reason']}" if one["officer"] else "")
+            for one in told["bindings"]
+        ],
+        "Not covered by this statement:": [f"- {item}" for item in told["not_covered"]],
     }
+    for title, items in sections.items():
+        if items:
+            lines += ["", title, *(f"  {item}" for item in items)]
+    return "\n".join(lines) + "\n"
 
 
-def _epsilon(value: float | None) -> str:
-    """A figure that never looks smaller than it is: rounded up to four digits."""
+def figures_in_words(told: dict[str, Any]) -> list[str]:
+    """What is protected, under which notion of neighbours, how much was spent and is left: a line for each."""
+    spent, replaced, left = (told[name] for name in ("spent_epsilon", "replace_one_epsilon", "left_epsilon"))
+    budget = "none: the data are public" if told["public"] else f"epsilon {told['epsilon']:.6g}"
+    secret = "" if told["private"] else f" ({epsilon_in_words(told['nominal_epsilon'])} if the noise had been secret)"
+    unclaimed = "not claimed (the filter bounds its own notion of neighbours only)"
+    exchange = unclaimed if replaced is None and spent is not None else f"epsilon {epsilon_in_words(replaced)}"
+    return [
+        f"Protected unit:  {told['unit']}",
+        f"Neighbours:      {told['adjacency']} ({told['adjacency_in_words']})",
+        f"Sampling:        {', '.join(told['sampling']) or 'nothing sampled yet'}",
+        f"Accountant:      {told['accountant']}: {told['accountant_in_words']}",
+        f"Composition:     {told['composition']}: {told['composition_in_words']}",
+        f"Budget:          {budget}, delta {told['delta']:.6g}",
+        f"Spent:           epsilon {epsilon_in_words(spent)}{secret}",
+        f"  the same under replace-one: {exchange}",
+        f"Left:            {'no limit' if left is None else f'epsilon {math.floor(left * 1e4) / 1e4:.6g}'}",
+    ]
+
+
+def epsilon_in_words(value: float | None) -> str:
+    """A figure that never looks smaller than it is: rounded up to four digits; None is infinite."""
     if value is None:
         return "infinite"
     if value == 0.0:
@@ -145,76 +179,23 @@ def _epsilon(value: float | None) -> str:
     return f"{math.ceil(value * scale - 1e-9) / scale:.6g}"
 
 
-def _figure(value: float | None) -> str:
-    return "infinite" if value is None else f"{value:.6g}"
+def release_in_words(release: dict[str, Any]) -> str:
+    """One kind of release of a statement: what, how often, from which records, under how much noise."""
+    drawn = {
+        Scheme.POISSON: f"each record drawn with probability {release['rate']:.6g}",
+        Scheme.FIXED: f"a fixed {release['rate']:.6g} of the records drawn without replacement",
+        Scheme.FULL: "all records used",
+    }[Scheme(release["sampling"])]
+    z = release["noise"]
+    noise = "without noise" if z == 0 else f"noise {'infinite' if z is None else f'{z:.6g}'} times the sensitivity"
+    return f"{release['what']}, {release['count']} times, {drawn}, {noise}"
 
 
-def _draw(release: dict[str, Any]) -> str:
-    sampling = Sampling(Scheme(release["sampling"]), release["rate"])
-    if sampling.scheme is Scheme.POISSON:
-        return f"each record drawn with probability {sampling.rate:.6g}"
-    if sampling.scheme is Scheme.FIXED:
-        return f"a fixed {sampling.rate:.6g} of the records drawn without replacement"
-    return "all records used"
-
-
-def statement_text(told: dict[str, Any]) -> str:
-    """A statement, as ``statement`` gives it, in plain words."""
-    lines = [f"Privacy statement of client {told['client']}"]
-    if not told["private"]:
-        lines += ["", "NOT PRIVATE: " + "; ".join(told["not_private"])]
-    if told["simulated"]:
-        lines += ["", f"This is a {SIMULATION}. It protects nobody; it shows what a deployment would spend."]
-    lines += ["", *_promise(told), "", "Released so far:"]
-    lines += [
-        f"  run {r['run']}: {r['what']}, {r['count']} times, {_draw(r)}, "
-        + ("without noise" if r["noise"] == 0 else f"noise {_figure(r['noise'])} times the sensitivity")
-        for r in told["releases"]
-    ] or ["  nothing"]
-    if told["open_plans"]:
-        lines += ["", "Planned and still open:"]
-    for plan in told["open_plans"]:
-        caps = plan["caps"]
-        parts = [
-            f"{what} {used} of {'any number' if caps is None else f'at most {caps[what]}'}"
-            for what, used in plan["used"].items()
-        ]
-        turns = f"{plan['payable_turns']} of {plan['turns']} turns can be paid"
-        lines.append(f"  run {plan['run']}: {turns}; used: {', '.join(parts)}")
-    if told["top_ups"]:
-        lines += ["", "Budget raised:"]
-    lines += [
-        f"  {t['time']}: by {t['epsilon']:.6g}, approved by {t['officer']}: {t['reason']}" for t in told["top_ups"]
+def _plan_in_words(plan: dict[str, Any]) -> str:
+    caps = plan["caps"]
+    parts = [
+        f"{what} {used} of {'any number' if caps is None else f'at most {caps[what]}'}"
+        for what, used in plan["used"].items()
     ]
-    if told["bindings"]:
-        lines += ["", "Whose ledger this is:"]
-    for one in told["bindings"]:
-        why = f", approved by {one['officer']}: {one['reason']}" if one["officer"] else ""
-        lines.append(f"  {one['time']}: site {one['site']}, records {one['commitment'][:16]}…{why}")
-    lines += ["", "Not covered by this statement:", *(f"  - {item}" for item in told["not_covered"])]
-    return "\n".join(lines) + "\n"
-
-
-def _replaced(told: dict[str, Any]) -> str:
-    value = told["replace_one_epsilon"]
-    if value is None and told["spent_epsilon"] is not None:
-        return "not claimed (the filter bounds its own notion of neighbours only)"
-    return f"epsilon {_epsilon(value)}"
-
-
-def _promise(told: dict[str, Any]) -> list[str]:
-    """The figures: what is protected, under which notion, how much was spent and is left."""
-    spent, left = _epsilon(told["spent_epsilon"]), told["left_epsilon"]
-    budget = "none: the data are public" if told["public"] else f"epsilon {told['epsilon']:.6g}"
-    return [
-        f"Protected unit:  {told['unit']}",
-        f"Neighbours:      {told['adjacency']} ({told['adjacency_in_words']})",
-        f"Sampling:        {', '.join(told['sampling']) or 'nothing sampled yet'}",
-        f"Accountant:      {told['accountant']}: {told['accountant_in_words']}",
-        f"Composition:     {told['composition']}: {told['composition_in_words']}",
-        f"Budget:          {budget}, delta {told['delta']:.6g}",
-        f"Spent:           epsilon {spent}"
-        + ("" if told["private"] else f" ({_epsilon(told['nominal_epsilon'])} if the noise had been secret)"),
-        f"  the same under replace-one: {_replaced(told)}",
-        f"Left:            {'no limit' if left is None else f'epsilon {math.floor(left * 1e4) / 1e4:.6g}'}",
-    ]
+    turns = f"{plan['payable_turns']} of {plan['turns']} turns can be paid"
+    return f"run {plan['run']}: {turns}; used: {', '.join(parts)}"

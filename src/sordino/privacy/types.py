@@ -41,8 +41,7 @@ class Adjacency(StrEnum):
         return 2.0 if self is Adjacency.REPLACE_ONE else 1.0
 
 
-WHOLE = 1e-9
-"""How far rate·records may be from the whole number that it came from: rounding of batch/records, no more."""
+WHOLE = 1e-9  # how far rate·records may be from the whole number it came from: rounding of batch/records, no more
 
 
 class Scheme(StrEnum):

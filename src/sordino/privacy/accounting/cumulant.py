@@ -4,32 +4,60 @@
 δ(ε) = (1/2πi) ∫ e^(K(s) − sε)/(s(s+1)) ds with K(s) = ln E_P[e^(sL)] = Λ(s+1); at its saddle point θ
     ε = K'(θ) − 1/θ − 1/(1+θ),   ln δ ≈ K(θ) − θε − ln θ(1+θ) − ½ ln(2π(K''(θ) + θ^-2 + (1+θ)^-2))
 (Alghamdi et al. 2023). It is good to about a percent of δ, so to a tenth of a percent of ε: a starting point,
-vectorised over clients, never a guarantee. The tilt θ also tells ``crossing`` where to look.
+vectorised over clients, never a guarantee. The tilt θ also tells ``lattice.crossing`` where to look.
+
+Full-batch Gaussian releases compose into one of them, for which ε is exact; it is also the limit of many sampled ones,
+which makes it the starting point of the searches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtri
+from scipy.special import log_ndtr, ndtr, ndtri
 
-from sordino.privacy.accounting import gaussian
-from sordino.privacy.accounting.parts import Floats, Kind, Table
+from sordino.privacy.accounting.parts import Floats, Kind, Table, halved
 
 _NODES = 128
 _SCOUTS = 20
 _NATS = 34.0
+_HALVINGS = 200
+_LAST_DIGIT = 4e-16
+
+
+def gaussian_log_delta(epsilon: Floats, mu: Floats) -> Floats:
+    """ln δ(ε) of the Gaussian mechanism with μ = sensitivity/σ: δ(ε) = Φ(μ/2 − ε/μ) − e^ε Φ(−μ/2 − ε/μ)."""
+    high = log_ndtr(mu / 2 - epsilon / mu)
+    low = epsilon + log_ndtr(-mu / 2 - epsilon / mu)
+    gap = np.minimum(low - high, -1e-300)
+    return np.asarray(high + np.log(-np.expm1(gap)))
+
+
+def gaussian_epsilon(mu: Floats, delta: Floats) -> Floats:
+    """The smallest ε ≥ 0 with δ(ε) ≤ delta, rounded up; 0 where total variation is at most delta."""
+    log_delta, low = np.log(delta), np.zeros(mu.shape)
+    high = mu**2 / 2 + mu * np.sqrt(2 * np.log(1 / delta)) + 1e-300
+    found = halved(lambda e: gaussian_log_delta(e, mu) <= log_delta, low, high, _HALVINGS, precision=_LAST_DIGIT)
+    return np.where(2 * ndtr(mu / 2) - 1 <= delta, 0.0, found[1])
+
+
+def gaussian_mu(epsilon: Floats, delta: Floats) -> Floats:
+    """The largest μ with δ(ε) ≤ delta, rounded down; ε finite and positive."""
+    log_delta, low, high = np.log(delta), np.full(epsilon.shape, 1e-12), np.sqrt(2 * epsilon) + 40.0
+
+    def too_loud(mu: Floats) -> NDArray[np.bool_]:
+        return ~(gaussian_log_delta(epsilon, mu) <= log_delta)
+
+    return halved(too_loud, low, high, _HALVINGS, geometric=True, precision=_LAST_DIGIT)[0]
 
 
 class Saddle(NamedTuple):
-    """Per client: the tilt θ, the estimated ε, and K, K', K'' there."""
+    """Per client: the tilt θ, the estimated ε, and the variance K'' of the loss there."""
 
     tilt: Floats
     epsilon: Floats
-    mean: Floats
     variance: Floats
 
 
@@ -137,7 +165,7 @@ def saddle_point(parts: Table, noise: Floats, delta: Floats, start: Floats | Non
         inside = (proposal > low) & (proposal < high)
         middle = np.where(np.isinf(high), 2 * tilt, np.sqrt(np.maximum(low, high * 1e-3) * high))
         tilt = np.where(settled, tilt, np.where(inside, proposal, middle))
-    return Saddle(tilt, epsilon + off / tilt, mean, variance)
+    return Saddle(tilt, epsilon + off / tilt, variance)
 
 
 def rarely(parts: Table, noise: Floats) -> NDArray[np.bool_]:
@@ -148,10 +176,16 @@ def rarely(parts: Table, noise: Floats) -> NDArray[np.bool_]:
 
 def _limits(parts: Table, epsilon: Floats, delta: Floats) -> tuple[Floats, Floats]:
     """ln of the factors on every noise that meet ε in the rare limit (slightly too small) and in the central limit."""
-    mu = gaussian.mu_of(epsilon, delta)
-    rare = _bisected(lambda scale: _rare_log_delta(parts, scale, epsilon) > np.log(delta), epsilon.shape)
-    central = _bisected(lambda scale: gaussian_limit(parts, parts.noise * scale[parts.owner]) > mu, epsilon.shape)
-    return rare, central
+    mu, log_delta = gaussian_mu(epsilon, delta), np.log(delta)
+
+    def rare_enough(log_scale: Floats) -> NDArray[np.bool_]:
+        return ~(_rare_log_delta(parts, np.exp(log_scale), epsilon) > log_delta)
+
+    def central_enough(log_scale: Floats) -> NDArray[np.bool_]:
+        return ~(gaussian_limit(parts, parts.noise * np.exp(log_scale)[parts.owner]) > mu)
+
+    low, high = np.full(epsilon.shape, -12.0), np.full(epsilon.shape, 20.0)
+    return halved(rare_enough, low, high, 36)[1], halved(central_enough, low, high, 36)[1]
 
 
 def limit_scale(parts: Table, epsilon: Floats, delta: Floats) -> Floats:
@@ -193,26 +227,12 @@ def _rare_log_delta(parts: Table, scale: Floats, epsilon: Floats) -> Floats:
     sigma = np.where(parts.kind == Kind.EXCHANGE.value, 2 * sigma, sigma)
     own = epsilon[parts.owner]
     raised = np.where(own < 600.0, np.log1p(np.expm1(np.minimum(own, 600.0)) / parts.rate), own - np.log(parts.rate))
-    one = parts.rate * np.exp(gaussian.log_delta(raised, 1 / sigma))
+    one = parts.rate * np.exp(gaussian_log_delta(raised, 1 / sigma))
     return np.log(np.maximum(parts.total(parts.times * one), 1e-300))
 
 
 def rare_epsilon(parts: Table, delta: Floats) -> Floats:
     """ε with Σ count·δ₁(ε) = δ, slightly too small: an estimate where a record is hardly ever sampled."""
-    scale = np.ones(delta.shape)
+    scale, log_delta = np.ones(delta.shape), np.log(delta)
     low, high = np.full(delta.shape, 1e-6), np.full(delta.shape, 1e6)
-    for _ in range(30):
-        middle = np.sqrt(low * high)
-        enough = _rare_log_delta(parts, scale, middle) <= np.log(delta)
-        low, high = np.where(enough, low, middle), np.where(enough, middle, high)
-    return high
-
-
-def _bisected(too_little: Callable[[Floats], NDArray[np.bool_]], shape: tuple[int, ...]) -> Floats:
-    """ln of the smallest scale in e^[−12, 20] that is not too little."""
-    low, high = np.full(shape, -12.0), np.full(shape, 20.0)
-    for _ in range(36):
-        middle = (low + high) / 2
-        little = too_little(np.exp(middle))
-        low, high = np.where(little, middle, low), np.where(little, high, middle)
-    return high
+    return halved(lambda e: _rare_log_delta(parts, scale, e) <= log_delta, low, high, 30, geometric=True)[1]

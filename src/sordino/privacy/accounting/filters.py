@@ -17,14 +17,11 @@ from functools import lru_cache
 import numpy as np
 
 from sordino.privacy.accounting import rdp
-from sordino.privacy.accounting.parts import Composition, Floats, normal_form, table
-from sordino.privacy.accounting.search import most_that_fit
+from sordino.privacy.accounting.parts import Composition, Floats, most_that_fit, normal_form, table
 from sordino.privacy.types import Budget, Event
 
 ORDERS: tuple[float, ...] = (
-    1.01,
-    1.02,
-    1.05,
+    *(1.01, 1.02, 1.05),
     *(order for order in rdp.ORDERS if order < 64),
     *(float(round(64 * 1.08**k)) for k in range(96)),
 )

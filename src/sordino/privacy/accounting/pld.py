@@ -1,7 +1,7 @@
 """Tight ε of compositions by privacy loss distributions: pessimistic, certified, milliseconds per client.
 
-Every release becomes a dominating lattice pair (``lattice``); their composition is evaluated where its divergence falls
-to δ (``crossing``), in both directions where a record's term is erased, and the worse counts. A saddle-point estimate
+Every release becomes a dominating lattice pair; their composition is evaluated where its divergence falls to δ
+(``lattice``), in both directions where a record's term is erased, and the worse counts. A saddle-point estimate
 (``cumulant``) says where to look; when it is wrong the search moves, at the price of time.
 
 Guarantees: ``epsilons`` never returns less than the true ε of the composition; typically it is 2e-5 relative above.
@@ -18,8 +18,16 @@ import numpy as np
 from scipy.special import ndtr
 
 from sordino.privacy.accounting import cumulant, rdp
-from sordino.privacy.accounting.crossing import LARGEST_WINDOW, TRUNCATED, Guess, crossing, tilted_by
-from sordino.privacy.accounting.lattice import Lattice, discretise, extent
+from sordino.privacy.accounting.lattice import (
+    LARGEST_WINDOW,
+    TRUNCATED,
+    Guess,
+    LossPair,
+    crossing,
+    discretise,
+    extent,
+    tilted_by,
+)
 from sordino.privacy.accounting.parts import Composition, Floats, Kind, table
 
 TIGHTNESS = 2e-5
@@ -28,7 +36,7 @@ _ATTEMPTS = 16
 _SMALLEST = 3e-3
 
 
-def _lattices(composition: Composition, delta: float, guess: Guess, tightness: float) -> list[Lattice]:
+def _lattices(composition: Composition, delta: float, guess: Guess, tightness: float) -> list[LossPair]:
     """The dominating lattices of one composition, all with one step.
 
     Splitting a loss over the two ends of its cell raises K(θ) by about θ(1+θ)step²/12 a release, so ε by
@@ -51,7 +59,7 @@ def _steepest(epsilon: float, delta: float) -> float:
     return 3 * (math.log(1 / delta) + 5) / max(min(epsilon, math.sqrt(epsilon)), 1e-6)
 
 
-def _aim(lattices: list[Lattice], counts: list[int], delta: float, epsilon: float, tilt: float) -> Guess:
+def _aim(lattices: list[LossPair], counts: list[int], delta: float, epsilon: float, tilt: float) -> Guess:
     """The tilt whose saddle point lies at ε: K'(θ) − 1/θ − 1/(1+θ) = ε, by safeguarded Newton steps from ``tilt``."""
     low, high = 0.0, _steepest(epsilon, delta)
     tilt = min(tilt, high / 2)
@@ -68,12 +76,7 @@ def _aim(lattices: list[Lattice], counts: list[int], delta: float, epsilon: floa
     return Guess(tilt, epsilon, tilted.deviation)
 
 
-def _worst(lattices: list[Lattice], counts: list[int]) -> float:
-    """The largest finite loss of the composition."""
-    return sum(c * (one.start + one.step * (one.mass.size - 1)) for one, c in zip(lattices, counts))
-
-
-def _reverse_fits(lattices: list[Lattice], counts: list[int], delta: float, guess: Guess) -> bool:
+def _reverse_fits(lattices: list[LossPair], counts: list[int], delta: float, guess: Guess) -> bool:
     """Whether Chernoff's bound alone shows δ ≤ delta at ε: e^(K − θε)·θ^θ/(1+θ)^(1+θ) bounds the divergence."""
     tilt = guess.tilt
     value = tilted_by(lattices, counts, tilt).cumulant
@@ -82,13 +85,14 @@ def _reverse_fits(lattices: list[Lattice], counts: list[int], delta: float, gues
     return lost < delta and bound < math.log(delta - lost) - 1e-6
 
 
-def _both_ways(lattices: list[Lattice], composition: Composition, delta: float, forward: float, tilt: float) -> float:
+def _both_ways(lattices: list[LossPair], composition: Composition, delta: float, forward: float, tilt: float) -> float:
     """The larger of ε in the direction (P, Q), ``forward``, and in (Q, P); they differ only where a term is erased."""
     if all(part.kind is not Kind.POISSON for part in composition):
         return forward
     counts = [part.times for part in composition]
     back = [lattice.reversed() for lattice in lattices]
-    if _worst(back, counts) <= forward and sum(c * one.lost for one, c in zip(back, counts)) < delta:
+    worst = sum(c * (one.start + one.step * (one.mass.size - 1)) for one, c in zip(back, counts))  # finite loss
+    if worst <= forward and sum(c * one.lost for one, c in zip(back, counts)) < delta:
         return forward
     epsilon = forward
     for _ in range(_ATTEMPTS):
@@ -126,11 +130,6 @@ def _one(composition: Composition, delta: float, guess: Guess, tightness: float)
     return ceiling if math.isinf(ceiling) else _both_ways(lattices, composition, delta, ceiling, guess.tilt)
 
 
-def _total_variation(composition: Composition) -> float:
-    """A bound on δ(0): the sum of the releases' total variations q·(2Φ(1/(2z)) − 1). Below δ, ε is 0."""
-    return sum(part.times * part.rate * (2 * float(ndtr(0.5 / part.noise)) - 1) for part in composition)
-
-
 def _guesses(compositions: Sequence[Composition], deltas: Floats) -> list[Guess]:
     """Where to look, for every composition: its saddle point, or the rare limit where records are hardly sampled."""
     parts = table(compositions)
@@ -150,7 +149,8 @@ def epsilons(compositions: Sequence[Composition], deltas: Floats, tightness: flo
 
     def one(i: int) -> float:
         delta, composition = float(deltas[i]), compositions[i]
-        if _total_variation(composition) <= delta:
+        # A bound on δ(0): the sum of the releases' total variations q·(2Φ(1/(2z)) − 1). Below δ, ε is 0.
+        if sum(part.times * part.rate * (2 * float(ndtr(0.5 / part.noise)) - 1) for part in composition) <= delta:
             return 0.0
         found = _one(composition, delta, guesses[i], tightness)
         if math.isinf(found):

@@ -21,7 +21,7 @@ from scipy.special import gammaln, logsumexp
 
 from sordino.errors import BadInput
 from sordino.privacy.accounting import rdp
-from sordino.privacy.accounting.parts import Composition, Floats, Kind, Part, normal_form, scaled, table
+from sordino.privacy.accounting.parts import Composition, Floats, Kind, Part, halved, normal_form, scaled, table
 from sordino.privacy.types import Budget, Event
 
 ROBUST_HDP_ORDERS: tuple[float, ...] = (*(1 + k / 10 for k in range(1, 100)), *(float(k) for k in range(12, 65)))
@@ -45,29 +45,26 @@ def closed_form_noise(epsilon: Floats, delta: Floats, rate: Floats, steps: Float
     return np.asarray(np.sqrt(8 * steps * np.log(math.e + rate * log_odds / delta)) / log_odds)
 
 
-def _only_part(composition: Composition) -> Part:
-    if len(composition) != 1:
+def _columns(compositions: Sequence[Composition]) -> tuple[Floats, Floats, Floats]:
+    """(noise, rate, count) of compositions that have one kind of release each."""
+    if any(len(composition) != 1 for composition in compositions):
         raise BadInput("accountant 'closed-form-selection' knows one kind of release: use 'pld' for several")
-    return composition[0]
+    parts = table(compositions)
+    return parts.noise, parts.rate, parts.times
 
 
 def closed_form_epsilons(compositions: Sequence[Composition], deltas: Floats) -> Floats:
     """The ε at which the closed form asks for exactly this noise."""
-    parts = [_only_part(composition) for composition in compositions]
-    noise, rate, count = (np.array([getattr(part, name) for part in parts]) for name in ("noise", "rate", "times"))
+    noise, rate, count = _columns(compositions)
     low, high = np.full(noise.shape, -40.0), np.full(noise.shape, 40.0)
-    for _ in range(100):
-        middle = (low + high) / 2
-        enough = closed_form_noise(np.exp(middle), deltas, rate, count.astype(float)) <= noise
-        low, high = np.where(enough, low, middle), np.where(enough, middle, high)
-    return np.asarray(np.exp(high))
+    found = halved(lambda log: closed_form_noise(np.exp(log), deltas, rate, count) <= noise, low, high, 100)
+    return np.asarray(np.exp(found[1]))
 
 
 def closed_form_scales(compositions: Sequence[Composition], epsilon: Floats, deltas: Floats) -> Floats:
     """The closed form's noise over the template's."""
-    parts = [_only_part(composition) for composition in compositions]
-    noise, rate, count = (np.array([getattr(part, name) for part in parts]) for name in ("noise", "rate", "times"))
-    return np.asarray(closed_form_noise(epsilon, deltas, rate, count.astype(float)) / noise)
+    noise, rate, count = _columns(compositions)
+    return np.asarray(closed_form_noise(epsilon, deltas, rate, count) / noise)
 
 
 def _order(epsilon: float, delta: float) -> int:
@@ -101,46 +98,35 @@ def _wor_enough(composition: Composition, epsilon: float, delta: float, share: f
     return all(_wor_rdp(part, order) <= share * epsilon for part in composition)
 
 
+def _wor_epsilon(own: Composition, delta: float, share: float) -> float:
+    _check_wor(own)
+    ends = math.log(1e-3), math.log(1e12)
+    return math.exp(halved(lambda log: _wor_enough(own, math.exp(log), delta, share), *ends, 80)[1])
+
+
+def _wor_scale(own: Composition, epsilon: float, delta: float, share: float) -> float:
+    _check_wor(own)
+    if not _wor_enough(scaled(own, math.inf), epsilon, delta, share):
+        order = _order(epsilon, delta)
+        left = sum(_wor_rdp(part._replace(noise=math.inf), order) for part in own)
+        raise BadInput(
+            f"'wor-paper' certifies no noise at all here: at its order α* = {order} the terms j ≥ 3 alone cost "
+            f"{left:.3g}, and the release may cost {share:g}·ε = {share * epsilon:.3g}, however large the noise. "
+            "Raise epsilon, lower the rate or the steps, or use accountant='pld' (the tightened bound)"
+        )
+    found = halved(lambda log: _wor_enough(scaled(own, math.exp(log)), epsilon, delta, share), -25.0, 25.0, 80)
+    return math.exp(found[1])
+
+
 def wor_epsilons(compositions: Sequence[Composition], deltas: Floats, share: float = PHASE_SHARE) -> Floats:
     """The smallest ε for which the paper's rule accepts this noise."""
-    out = np.empty(len(compositions))
-    for i, (composition, delta) in enumerate(zip(compositions, deltas)):
-        _check_wor(composition)
-        low, high = math.log(1e-3), math.log(1e12)
-        for _ in range(80):
-            middle = (low + high) / 2
-            if _wor_enough(composition, math.exp(middle), float(delta), share):
-                high = middle
-            else:
-                low = middle
-        out[i] = math.exp(high)
-    return out
+    return np.array([_wor_epsilon(own, float(delta), share) for own, delta in zip(compositions, deltas)])
 
 
-def wor_scales(
-    compositions: Sequence[Composition], epsilon: Floats, deltas: Floats, share: float = PHASE_SHARE
-) -> Floats:
+def wor_scales(compositions: Sequence[Composition], epsilon: Floats, deltas: Floats) -> Floats:
     """The smallest scale the paper's rule accepts; an error where it accepts none."""
-    out = np.empty(len(compositions))
-    for i, (composition, target, delta) in enumerate(zip(compositions, epsilon, deltas)):
-        _check_wor(composition)
-        order = _order(float(target), float(delta))
-        left = sum(_wor_rdp(part._replace(noise=math.inf), order) for part in composition)
-        if not _wor_enough(scaled(composition, math.inf), float(target), float(delta), share):
-            raise BadInput(
-                f"'wor-paper' certifies no noise at all here: at its order α* = {order} the terms j ≥ 3 alone cost "
-                f"{left:.3g}, and the release may cost {share:g}·ε = {share * target:.3g}, however large the noise. "
-                "Raise epsilon, lower the rate or the steps, or use accountant='pld' (the tightened bound)"
-            )
-        low, high = -25.0, 25.0
-        for _ in range(80):
-            middle = (low + high) / 2
-            if _wor_enough(scaled(composition, math.exp(middle)), float(target), float(delta), share):
-                high = middle
-            else:
-                low = middle
-        out[i] = math.exp(high)
-    return out
+    each = zip(compositions, epsilon, deltas)
+    return np.array([_wor_scale(own, float(target), float(delta), PHASE_SHARE) for own, target, delta in each])
 
 
 def wor_phase_scales(events: Sequence[Event], budget: Budget) -> list[float]:
@@ -152,6 +138,5 @@ def wor_phase_scales(events: Sequence[Event], budget: Budget) -> list[float]:
         return [0.0] * len(events)
     if len(events) > 2:
         raise BadInput("calibrate = 'wor-paper' covers at most two kinds of release: use calibrate = 'tight'")
-    target, delta = np.array([budget.epsilon]), np.array([budget.delta])
     share = 0.5 / len(events)
-    return [float(wor_scales([normal_form([one])], target, delta, share)[0]) for one in events]
+    return [_wor_scale(normal_form([one]), budget.epsilon, budget.delta, share) for one in events]
