@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from sordino.client.gradients.apart import Backward, Maker, Space, Unserved, stages_of
-from sordino.client.gradients.layout import dimension_of, flatten, layout_of, load
 from sordino.client.gradients.losses import Loss
+from sordino.client.gradients.types import dimension_of, flatten, layout_of, load
 from sordino.errors import BadInput
 
 BLOCK, BYTES = 32, 1 << 22
@@ -89,7 +89,7 @@ class Alone:
         singly = self._singly(flat, gradients)
         if self._stages is None or flat.dtype is not torch.float32:
             return singly
-        apart = self._apart(self._stages, flat, gradients)
+        apart = self._apart(*self._stages, flat, gradients)
 
         def grade(x: Tensor, y: Tensor) -> Singles:
             try:
@@ -136,9 +136,8 @@ class Alone:
 
         return grade
 
-    def _apart(self, makers: list[Maker], flat: Tensor, gradients: bool) -> Grade:
+    def _apart(self, makers: list[Maker], first: int, flat: Tensor, gradients: bool) -> Grade:
         stages = [make(flat) for make in makers]
-        first = next(k for k, one in enumerate(stages) if hasattr(one, "weight"))
         width = dimension_of(self._slots)
 
         def grade(x: Tensor, y: Tensor) -> Singles:
@@ -148,7 +147,7 @@ class Alone:
             with torch.no_grad():
                 ways: list[Backward] = []
                 for stage in stages:
-                    x, way = stage.forward(x, space)
+                    x, way = stage(x, space)
                     ways.append(way)
                 outputs = space.in_lanes("outputs", x)
                 slopes = torch.zeros_like(outputs)

@@ -6,199 +6,157 @@ time in building one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from sordino.client.gradients import fused
 from sordino.client.gradients.convolution import ConvLayer
-from sordino.client.gradients.patches import Geometry, Pair
-from sordino.client.gradients.shadow import padding_before
-from sordino.client.gradients.tape import Layer, Saved, Tape, Workspace
+from sordino.client.gradients.patches import Geometry
+from sordino.client.gradients.shadow import in_order, padding_before
+from sordino.client.gradients.tape import Layer, Tape, Workspace
 
+Backward = Callable[[Tensor, bool], Tensor]
+"""From the gradient of a stage's output to that of its input; to any tensor where nothing further back needs it, which
+the second argument says."""
 
-class Stage(Protocol):
-    """One module of a chain."""
-
-    def forward(self, x: Tensor, tape: Tape) -> tuple[Tensor, Saved]:
-        """Output, and what the way back needs."""
-
-    def backward(self, dy: Tensor, saved: Saved, tape: Tape, further: bool) -> Tensor:
-        """Gradient of the input; any tensor where nothing ``further`` back needs it."""
+Stage = Callable[[Tensor, Tape], tuple[Tensor, Backward]]
+"""One module of a chain: its output, and the way back."""
 
 
 @dataclass(frozen=True)
-class Trained:
-    """A layer with a rule."""
+class _Trained:
+    """A layer with a rule: on the way back it is recorded on the tape, and its input differentiated where asked."""
 
     layer: Layer
 
-    def forward(self, x: Tensor, tape: Tape) -> tuple[Tensor, Saved]:
-        """The layer's own."""
-        out, saved = self.layer.forward(x, tape)
+    def __call__(self, x: Tensor, tape: Tape) -> tuple[Tensor, Backward]:
+        layer = self.layer
+        out, saved = layer.forward(x, tape)
         tape.volume += out.numel()
-        return out, saved
 
-    def backward(self, dy: Tensor, saved: Saved, tape: Tape, further: bool) -> Tensor:
-        """Record the layer on the tape; differentiate its input where asked."""
-        dx = self.layer.input_gradient(dy, saved, tape) if further else dy
-        self.layer.record(dy, saved, tape)
-        return dx
+        def backward(dy: Tensor, further: bool) -> Tensor:
+            dx = layer.input_gradient(dy, saved, tape) if further else dy
+            layer.record(dy, saved, tape)
+            return dx
+
+        return out, backward
 
 
 @dataclass(frozen=True)
-class Relu:
+class _Relu:
     """max(x, 0), written over its input where no other stage needs that."""
 
     over: bool
 
-    def forward(self, x: Tensor, tape: Tape) -> tuple[Tensor, Saved]:
-        """The positive part."""
+    def __call__(self, x: Tensor, tape: Tape) -> tuple[Tensor, Backward]:
         out = torch.relu_(x) if self.over else torch.relu(x)
-        return out, (out,)
-
-    def backward(self, dy: Tensor, saved: Saved, tape: Tape, further: bool) -> Tensor:
-        """dy where the output is positive."""
-        dx: Tensor = torch.ops.aten.threshold_backward(dy, saved[0], 0)
-        return dx
+        return out, lambda dy, further: torch.ops.aten.threshold_backward(dy, out, 0)
 
 
 @dataclass(frozen=True)
-class MaxPool:
+class _MaxPool:
     """Largest value of every window, in buffers that outlive the pass."""
 
     name: str
     geometry: Geometry
 
-    def _places(self) -> tuple[Pair, Pair, Pair, Pair, bool]:
-        return self.geometry.kernel, self.geometry.stride, self.geometry.padding, self.geometry.dilation, False
+    def __call__(self, x: Tensor, tape: Tape) -> tuple[Tensor, Backward]:
+        name, places = self.name, (*self.geometry, False)
+        shape = (*x.shape[:2], *self.geometry.output(*x.shape[2:]))
+        out = _image(tape.scratch, f"{name}/out", shape, x)
+        index = _image(tape.scratch, f"{name}/index", shape, x, torch.long)
+        torch.ops.aten.max_pool2d_with_indices.out(x, *places, out=out, indices=index)
 
-    def forward(self, x: Tensor, tape: Tape) -> tuple[Tensor, Saved]:
-        """Values, and where they were."""
-        shape = (*x.shape[:2], *self.geometry.output(x.shape[2], x.shape[3]))
-        out = image(tape.scratch, f"{self.name}/out", shape, x, x.dtype)
-        index = image(tape.scratch, f"{self.name}/index", shape, x, torch.long)
-        torch.ops.aten.max_pool2d_with_indices.out(x, *self._places(), out=out, indices=index)
-        return out, (x, index)
+        def backward(dy: Tensor, further: bool) -> Tensor:
+            dx = _image(tape.scratch, f"{name}/dx", tuple(x.shape), x)
+            torch.ops.aten.max_pool2d_with_indices_backward.grad_input(dy, x, *places, index, grad_input=dx)
+            return dx
 
-    def backward(self, dy: Tensor, saved: Saved, tape: Tape, further: bool) -> Tensor:
-        """dy at those places."""
-        x, index = saved
-        dx = image(tape.scratch, f"{self.name}/dx", tuple(x.shape), x, x.dtype)
-        torch.ops.aten.max_pool2d_with_indices_backward.grad_input(dy, x, *self._places(), index, grad_input=dx)
-        return dx
+        return out, backward
 
 
-@dataclass(frozen=True)
-class RectifiedPool:
-    """The largest of every window, then max(·, 0); one kernel where there is one."""
-
-    pool: MaxPool
-    relu: Relu
-
-    def forward(self, x: Tensor, tape: Tape) -> tuple[Tensor, Saved]:
-        """One after the other, or both at once."""
-        if fused.serves(x):
-            out, taken = fused.pooled(x, self.pool.geometry)
-            return out, (x, taken)
-        largest, (x, places) = self.pool.forward(x, tape)
-        out, _ = self.relu.forward(largest, tape)
-        return out, (x, places, out)
-
-    def backward(self, dy: Tensor, saved: Saved, tape: Tape, further: bool) -> Tensor:
-        """dy where the largest value was, if that was positive."""
-        x, places = saved[:2]
-        if places.dtype == torch.uint8:
-            return fused.pooled_back(dy, places, (x.shape[2], x.shape[3]), self.pool.geometry)
-        return self.pool.backward(self.relu.backward(dy, saved[2:], tape, further), (x, places), tape, further)
-
-
-@dataclass(frozen=True)
-class ConvolvedPool:
-    """A convolution and the rectified pool after it; one kernel where there is one."""
-
-    convolution: Trained
-    pool: RectifiedPool
-
-    def forward(self, x: Tensor, tape: Tape) -> tuple[Tensor, Saved]:
-        """One after the other, or both at once."""
-        layer, geometry = self.convolution.layer, self.pool.pool.geometry
-        if isinstance(layer, ConvLayer) and layer.pools(x, tape, geometry):
-            out, saved = layer.forward_pooled(x, tape, geometry.kernel[0])
-            tape.volume += out.numel() * geometry.taps
-            return out, saved
-        between, first = self.convolution.forward(x, tape)
-        out, second = self.pool.forward(between, tape)
-        return out, (*first, *second)
-
-    def backward(self, dy: Tensor, saved: Saved, tape: Tape, further: bool) -> Tensor:
-        """Back through the pool, then through the convolution."""
-        layer, geometry = self.convolution.layer, self.pool.pool.geometry
-        if isinstance(layer, ConvLayer) and layer.pools(saved[0], tape, geometry):
-            return layer.backward_pooled(dy, saved, tape, geometry, further)
-        own = 2 if saved[-1].dtype == torch.uint8 else 3
-        between = self.pool.backward(dy, saved[-own:], tape, True)
-        return self.convolution.backward(between, saved[:-own], tape, further)
-
-
-def image(scratch: Workspace, key: str, shape: tuple[int, ...], like: Tensor, dtype: torch.dtype) -> Tensor:
+def _image(
+    scratch: Workspace, key: str, shape: tuple[int, ...], like: Tensor, dtype: torch.dtype | None = None
+) -> Tensor:
     """A buffer for images in the memory order of another one."""
     n, channels, height, width = shape
     if like.is_contiguous():
-        return scratch.take(key, shape, dtype, like.device)
-    return scratch.take(key, (n, height, width, channels), dtype, like.device).permute(0, 3, 1, 2)
-
-
-class Flat:
-    """All axes but the records' as one."""
-
-    def forward(self, x: Tensor, tape: Tape) -> tuple[Tensor, Saved]:
-        """In the order of the axes, whatever the order in memory."""
-        return x.flatten(1), (x,)
-
-    def backward(self, dy: Tensor, saved: Saved, tape: Tape, further: bool) -> Tensor:
-        """Back to the input's order in memory, in which the stages before it are fast."""
-        dx = dy.view(saved[0].shape)
-        if dx.dim() == 4 and not saved[0].is_contiguous():
-            dx = dx.contiguous(memory_format=torch.channels_last)
-        return dx
+        return scratch.take(key, shape, like, dtype)
+    return scratch.take(key, (n, height, width, channels), like, dtype).permute(0, 3, 1, 2)
 
 
 @dataclass(frozen=True)
-class Other:
+class _RectifiedPool:
+    """The largest of every window, then max(·, 0); one kernel where there is one."""
+
+    pool: _MaxPool
+    relu: _Relu
+
+    def __call__(self, x: Tensor, tape: Tape) -> tuple[Tensor, Backward]:
+        geometry = self.pool.geometry
+        if fused.serves(x):
+            out, taken = fused.pooled(x, geometry)
+            size = (x.shape[2], x.shape[3])
+            return out, lambda dy, further: fused.pooled_back(dy, taken, size, geometry)
+        largest, back = self.pool(x, tape)
+        out, through = self.relu(largest, tape)
+        return out, lambda dy, further: back(through(dy, further), further)
+
+
+@dataclass(frozen=True)
+class _ConvolvedPool:
+    """A convolution and the rectified pool after it; one kernel where there is one."""
+
+    convolution: _Trained
+    layer: ConvLayer
+    pool: _RectifiedPool
+
+    def __call__(self, x: Tensor, tape: Tape) -> tuple[Tensor, Backward]:
+        layer, geometry = self.layer, self.pool.pool.geometry
+        if layer.pools(x, tape, geometry):
+            out, saved = layer.forward_pooled(x, tape, geometry.kernel[0])
+            tape.volume += out.numel() * geometry.taps
+            return out, lambda dy, further: layer.backward_pooled(dy, saved, tape, geometry, further)
+        between, back = self.convolution(x, tape)
+        out, through = self.pool(between, tape)
+        return out, lambda dy, further: back(through(dy, True), further)
+
+
+def _flat(x: Tensor, tape: Tape) -> tuple[Tensor, Backward]:
+    """All axes but the records' as one; on the way back in the input's order in memory, as earlier stages like it."""
+    shape, last = x.shape, x.dim() == 4 and not x.is_contiguous()
+
+    def backward(dy: Tensor, further: bool) -> Tensor:
+        dx = dy.view(shape)
+        return dx.contiguous(memory_format=torch.channels_last) if last else dx
+
+    return x.flatten(1), backward
+
+
+@dataclass(frozen=True)
+class _Other:
     """Any module without trained parameters, by autograd over itself alone."""
 
     module: nn.Module
 
-    def forward(self, x: Tensor, tape: Tape) -> tuple[Tensor, Saved]:
-        """The module's own, with a graph of one step."""
-        x = x.detach().requires_grad_(x.is_floating_point())
+    def __call__(self, x: Tensor, tape: Tape) -> tuple[Tensor, Backward]:
+        given = x.detach().requires_grad_(x.is_floating_point())
         with torch.enable_grad():
-            out: Tensor = self.module(x)
-        return out.detach(), (x, out)
-
-    def backward(self, dy: Tensor, saved: Saved, tape: Tape, further: bool) -> Tensor:
-        """Gradient through that step."""
-        return torch.autograd.grad(saved[1], saved[0], dy)[0]
+            out: Tensor = self.module(given)
+        return out.detach(), lambda dy, further: torch.autograd.grad(out, given, dy)[0]
 
 
 @dataclass(frozen=True)
-class Fixed:
+class _Before:
     """Any module before the first trained layer: nothing asks for its gradient."""
 
     module: nn.Module
 
-    def forward(self, x: Tensor, tape: Tape) -> tuple[Tensor, Saved]:
-        """The module's own."""
-        out: Tensor = self.module(x)
-        return out, ()
-
-    def backward(self, dy: Tensor, saved: Saved, tape: Tape, further: bool) -> Tensor:
-        """Never needed."""
-        return dy
+    def __call__(self, x: Tensor, tape: Tape) -> tuple[Tensor, Backward]:
+        return self.module(x), lambda dy, further: dy
 
 
 @dataclass(frozen=True)
@@ -208,18 +166,18 @@ class Chain:
     stages: tuple[Stage, ...]
     first: int
 
-    def forward(self, x: Tensor, tape: Tape) -> tuple[Tensor, list[Saved]]:
-        """Outputs of the model, and what every stage saved."""
-        saved: list[Saved] = []
+    def forward(self, x: Tensor, tape: Tape) -> tuple[Tensor, list[Backward]]:
+        """Outputs of the model, and every stage's way back."""
+        ways: list[Backward] = []
         for stage in self.stages:
-            x, kept = stage.forward(x, tape)
-            saved.append(kept)
-        return x, saved
+            x, way = stage(x, tape)
+            ways.append(way)
+        return x, ways
 
-    def backward(self, dy: Tensor, saved: list[Saved], tape: Tape) -> None:
-        """Go back to the first trained layer, recording each."""
+    def backward(self, dy: Tensor, ways: list[Backward]) -> None:
+        """Go back to the first trained layer, recording each; what a stage saved goes as the pass goes."""
         for index in range(len(self.stages) - 1, self.first - 1, -1):
-            dy = self.stages[index].backward(dy, saved.pop(), tape, index > self.first)
+            dy = ways.pop()(dy, index > self.first)
 
 
 def chain_of(model: nn.Module, layers: list[Layer]) -> Chain | None:
@@ -231,14 +189,24 @@ def chain_of(model: nn.Module, layers: list[Layer]) -> Chain | None:
         if name not in by_name:
             if any(inner.startswith(f"{name}.") for inner in by_name):
                 return None
-            stages.append(_stage(name, module, stages[-1]) if trained else Fixed(module))
+            stages.append(_stage(name, module, stages[-1]) if trained else _Before(module))
             continue
         padding = padding_before(module)
         if padding is not None:
-            stages.append(Other(padding) if trained else Fixed(padding))
+            stages.append(_Other(padding) if trained else _Before(padding))
         trained.append(len(stages))
-        stages.append(Trained(by_name[name]))
+        stages.append(_Trained(by_name[name]))
     return Chain(_joined(stages), trained[0]) if len(trained) == len(layers) else None
+
+
+def _stage(name: str, module: nn.Module, before: Stage) -> Stage:
+    if type(module) is nn.ReLU:
+        return _Relu(over=isinstance(before, _Trained | _MaxPool))
+    if type(module) is nn.MaxPool2d and not (module.return_indices or module.ceil_mode):
+        return _MaxPool(name, Geometry.of(module))
+    if type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1):
+        return _flat
+    return _Other(module)
 
 
 def _joined(stages: list[Stage]) -> tuple[Stage, ...]:
@@ -246,36 +214,11 @@ def _joined(stages: list[Stage]) -> tuple[Stage, ...]:
     kept: list[Stage] = []
     for stage in stages:
         last = kept[-1] if kept else None
-        if not (isinstance(stage, Relu) and isinstance(last, MaxPool) and last.geometry.taps <= fused.POOL_TAPS):
+        if not (isinstance(stage, _Relu) and isinstance(last, _MaxPool) and last.geometry.taps <= fused.POOL_TAPS):
             kept.append(stage)
             continue
-        kept[-1] = joint = RectifiedPool(last, stage)
+        kept[-1] = joint = _RectifiedPool(last, stage)
         before = kept[-2] if len(kept) > 1 else None
-        if isinstance(before, Trained) and isinstance(before.layer, ConvLayer):
-            kept[-2:] = [ConvolvedPool(before, joint)]
+        if isinstance(before, _Trained) and isinstance(before.layer, ConvLayer):
+            kept[-2:] = [_ConvolvedPool(before, before.layer, joint)]
     return tuple(kept)
-
-
-def in_order(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Modules of nested sequences in the order in which they run."""
-    if type(module) is not nn.Sequential:
-        yield name, module
-        return
-    for key, child in module._modules.items():
-        if child is not None:
-            yield from in_order(f"{name}.{key}" if name else key, child)
-
-
-def _stage(name: str, module: nn.Module, before: Stage) -> Stage:
-    if type(module) is nn.ReLU:
-        return Relu(over=isinstance(before, Trained | MaxPool))
-    if type(module) is nn.MaxPool2d and not (module.return_indices or module.ceil_mode):
-        places = (module.kernel_size, module.stride, module.padding, module.dilation)
-        return MaxPool(name, Geometry(*(_pair(each) for each in places)))
-    if type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1):
-        return Flat()
-    return Other(module)
-
-
-def _pair(value: int | tuple[int, int]) -> tuple[int, int]:
-    return (value, value) if isinstance(value, int) else value

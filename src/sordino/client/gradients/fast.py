@@ -10,13 +10,10 @@ from torch import Tensor, nn
 from sordino.client.gradients.chain import chain_of
 from sordino.client.gradients.convolution import ConvLayer
 from sordino.client.gradients.graphs import Graphs
-from sordino.client.gradients.layout import dimension_of, flatten, layout_of, load
 from sordino.client.gradients.losses import Loss
-from sordino.client.gradients.rules import refuse_reuse
-from sordino.client.gradients.segments import Segments
-from sordino.client.gradients.shadow import shadow_of
-from sordino.client.gradients.tape import Batch, Layer, Recorded, Sums, Tape, Workspace
-from sordino.client.gradients.types import Graded, LayerPlan, Slot, evaluating, only, precise
+from sordino.client.gradients.shadow import Unsupported, shadow_of
+from sordino.client.gradients.tape import Batch, Layer, Segments, Tape, Taped, Workspace
+from sordino.client.gradients.types import Engine, Graded, LayerPlan, evaluating, layout_of, only, precise
 
 BLOCK_BYTES = 12 * 2**20
 SMALLEST_BLOCK = 16
@@ -27,7 +24,7 @@ PER_RECORD = {"grads", "weight", "bias"}
 """Held keys that only ``Segments.weighted`` reads."""
 
 
-class Fast:
+class Fast(Engine):
     """One forward pass, one backward pass for activations, and per layer the cheapest way to norms and sums.
 
     A chain of modules goes back by its own stages, any other model by autograd.
@@ -39,29 +36,18 @@ class Fast:
     """
 
     def __init__(self, model: nn.Module, loss: Loss, stack: bool | None = None, mixed: bool = False) -> None:
-        self._slots = layout_of(model)
-        self._loss = loss
-        self.module, self._layers = shadow_of(model, self._slots, self._run_layer)
-        self._chain = chain_of(self.module, self._layers)
+        slots = layout_of(model)
+        module, self._layers = shadow_of(model, slots, self._run_layer)
+        super().__init__(module, slots)
+        self._loss, self._stack, self.mixed = loss, stack, mixed
+        self._chain = chain_of(module, self._layers)
         self._convolves = any(isinstance(layer, ConvLayer) for layer in self._layers)
-        self._stack = stack
-        self.mixed = mixed
         self._held, self._scratch = Workspace(), Workspace()
         self._graphs = Graphs()
         self._tape: Tape | None = None
         self._calls = 0
         self._volume = self._kept = 0
         self._anchor = torch.zeros((), requires_grad=True)
-
-    @property
-    def dimension(self) -> int:
-        """Number of trainable parameters, d."""
-        return dimension_of(self._slots)
-
-    @property
-    def layout(self) -> list[Slot]:
-        """Name, shape and offset of every trainable tensor."""
-        return list(self._slots)
 
     @property
     def bytes_per_record(self) -> int:
@@ -71,14 +57,6 @@ class Fast:
     def describe(self) -> list[LayerPlan]:
         """Which implementation serves each layer, and why."""
         return [layer.plan() for layer in self._layers]
-
-    def flatten(self, model: nn.Module) -> Tensor:
-        """Trainable parameters of a model as one vector."""
-        return flatten(model, self._slots)
-
-    def load(self, model: nn.Module, flat: Tensor) -> None:
-        """Write a vector into a model's trainable parameters."""
-        load(model, self._slots, flat)
 
     def __call__(self, params: Tensor, x: Tensor, y: Tensor, mask: Tensor | None = None) -> Graded:
         """Grade rows of records, each row under its own parameters."""
@@ -123,7 +101,7 @@ class Fast:
         return out if mask is None else only(mask, out)
 
     def predict(self, flat: Tensor, x: Tensor) -> Tensor:
-        """Outputs for evaluation."""
+        """Outputs of the model in evaluation mode."""
         with evaluating(self.module):
             return torch.cat([self._evaluated(weights, x, a, b) for weights, a, b in self._blocks(flat, 0, len(x))])
 
@@ -152,7 +130,7 @@ class Fast:
             raise RuntimeError("a recorded layer ran outside its engine")
         if not torch.is_grad_enabled():
             return layer.forward(x, tape)[0]
-        out: Tensor = Recorded.apply(x, self._anchor, layer, tape)  # type: ignore[no-untyped-call]
+        out: Tensor = Taped.apply(x, self._anchor, layer, tape)  # type: ignore[no-untyped-call]
         return out
 
     def _run(self, tape: Tape, x: Tensor) -> Tensor:
@@ -185,27 +163,22 @@ class Fast:
             squares.append(_added(tape.squares))
             excesses.append(sum(tape.excesses, torch.zeros_like(squares[-1])))
             self._volume = self._volume or tape.volume // (stop - start)
-            refuse_reuse(tape.used)
+            for name, count in tape.used.items():
+                if count > 1:  # its gradient is a sum, whose norm the rules do not see
+                    raise Unsupported(f"layer '{name}' runs {count} times in one pass")
         self._kept = self._kept or _bytes_per_record(batch, self._volume)
         loss, square, excess = _joined(losses), _joined(squares), _joined(excesses)
         finite = (loss + square).abs() < torch.inf  # squares are not negative: no infinity is cancelled
-        return Graded.of(
-            loss,
-            square,
-            excess,
-            finite,
-            self._puller(batch, finite, segments),
-            (segments.rows, self.dimension),
-            lambda: ticket == self._calls,
-        )
+        pull, shape = self._puller(batch, finite, segments), (segments.rows, self.dimension)
+        return Graded.of(loss, square, excess, finite, pull, shape, lambda: ticket == self._calls)
 
     def _pass(self, tape: Tape, x: Tensor, y: Tensor) -> Tensor:
         """Forward and back over one window: losses, everything else on the tape."""
         if self._chain is not None:
             with torch.no_grad(), precise(self.mixed):
-                outputs, saved = self._chain.forward(_ordered(x), tape)
+                outputs, ways = self._chain.forward(_ordered(x), tape)
                 losses, slopes = self._loss.graded(outputs, y)
-                self._chain.backward(slopes, saved, tape)
+                self._chain.backward(slopes, ways)
             return losses
         with torch.enable_grad(), precise(self.mixed):
             losses = self._loss.values(self._run(tape, x), y)
@@ -219,14 +192,13 @@ class Fast:
         def pull(factors: Tensor, out: Tensor) -> None:
             if len(batch.held) < len(self._layers):
                 out.zero_()
-            sums = Sums(out)
             for layer in self._layers:
                 own = batch.held.get(layer.name)
                 if own is not None:
                     if scrub:
                         spared = PER_RECORD if segments.skips(out) else set()
                         own = {key: each if key in spared else _scrubbed(each, finite) for key, each in own.items()}
-                    layer.pull(factors, own, segments, sums)
+                    layer.pull(factors, own, segments, out)
 
         return pull
 

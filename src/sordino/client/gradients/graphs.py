@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -63,11 +63,8 @@ class Recorded:
         for own, given in zip(self.inputs, inputs):
             own.copy_(given)
         self.grading.replay()
-        graded = self.graded
-        return Graded(
-            graded.losses.clone(), graded.norms.clone(), graded.limits.clone(), graded._usable, self._pull,
-            graded._shape, is_current,
-        )  # fmt: skip
+        copies = {name: getattr(self.graded, name).clone() for name in ("losses", "norms", "limits")}
+        return replace(self.graded, **copies, _pull=self._pull, _is_current=is_current)
 
     def _pull(self, factors: Tensor, out: Tensor) -> None:
         self.factors.copy_(factors)

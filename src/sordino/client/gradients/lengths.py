@@ -70,13 +70,10 @@ def squared_outer(x: Tensor, dy: Tensor) -> Length:
         return Length(norms[0].mul_(norms[1]).square_())
     if positions * (wide + deep) <= wide * deep:
         return squared_by_gram(x, dy)
-    return Length(*_materialised(x, dy))
-
-
-def _materialised(x: Tensor, dy: Tensor) -> tuple[Tensor, Tensor]:
-    """The product is made for its norm only; the sum over a row is another product, which rounds in its own way."""
-    reach = _reach(torch.linalg.vector_norm(x, dim=2), torch.linalg.vector_norm(dy, dim=2), x.shape[2], dy.shape[2])
-    return squared_norms(torch.bmm(dy.transpose(1, 2), x)), reach.mul_(2 * (x.shape[1] + 4) * SINGLE)
+    # The product is made for its norm only; the sum over a row is another product, which rounds in its own way.
+    tall = [torch.linalg.vector_norm(one, dim=2).double().add_(VANISHES * math.sqrt(one.shape[2])) for one in (x, dy)]
+    reach = (tall[0] * tall[1]).sum(1).mul_(1 + 1e-3)
+    return Length(squared_norms(torch.bmm(dy.transpose(1, 2), x)), reach.mul_(2 * (positions + 4) * SINGLE))
 
 
 def squared_by_gram(x: Tensor, dy: Tensor) -> Length:
@@ -98,12 +95,6 @@ def inner_products(values: Tensor) -> Tensor:
         wide = values[start : start + some].double()
         torch.bmm(wide, wide.transpose(1, 2), out=found[start : start + some])
     return found
-
-
-def _reach(x: Tensor, dy: Tensor, wide: int, deep: int) -> Tensor:
-    """B = Σ_t ‖x_t‖‖dy_t‖ from norms ``[n, t]``, rounded up."""
-    tall = x.double().add_(VANISHES * math.sqrt(wide)) * dy.double().add_(VANISHES * math.sqrt(deep))
-    return tall.sum(1).mul_(1 + 1e-3)
 
 
 def squared_sum(dy: Tensor) -> Length:

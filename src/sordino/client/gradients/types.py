@@ -1,23 +1,24 @@
-"""What goes into and comes out of a gradient engine."""
+"""What goes into and comes out of a gradient engine, and a model's trainable parameters as one flat vector."""
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from sordino.client.gradients.lengths import limits
-from sordino.errors import SordinoError
+from sordino.errors import BadInput, SordinoError
 
 
 class Slot(NamedTuple):
-    """Where one trainable tensor lies in a flat row of parameters."""
+    """Where one trainable tensor lies in a flat vector of parameters."""
 
     name: str
     shape: tuple[int, ...]
@@ -25,8 +26,50 @@ class Slot(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Number of entries."""
+        """Number of entries of the tensor."""
         return math.prod(self.shape)
+
+    def part(self, flat: Tensor) -> Tensor:
+        """The tensor's entries in flat parameters ``[…, d]``, a view ``[…, size]``."""
+        return flat[..., self.offset : self.offset + self.size]
+
+    def view(self, flat: Tensor) -> Tensor:
+        """The tensor in flat parameters ``[…, d]``, a view ``[…, *shape]``."""
+        return self.part(flat).view(*flat.shape[:-1], *self.shape)
+
+
+def layout_of(model: nn.Module) -> list[Slot]:
+    """Slots of the trainable parameters, in the model's own order."""
+    slots: list[Slot] = []
+    offset = 0
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            slots.append(Slot(name, tuple(parameter.shape), offset))
+            offset += parameter.numel()
+    if not slots:
+        raise BadInput("the model has no trainable parameter; set requires_grad on what should be trained")
+    return slots
+
+
+def dimension_of(slots: list[Slot]) -> int:
+    """Length of the flat vector, d."""
+    return slots[-1].offset + slots[-1].size
+
+
+def flatten(model: nn.Module, slots: list[Slot]) -> Tensor:
+    """A model's trainable parameters as one new vector."""
+    named = dict(model.named_parameters())
+    return torch.cat([named[slot.name].detach().reshape(-1) for slot in slots])
+
+
+def load(model: nn.Module, slots: list[Slot], flat: Tensor) -> None:
+    """Copy a flat vector into a model's trainable parameters."""
+    if flat.shape != (dimension_of(slots),):
+        raise BadInput(f"expected {dimension_of(slots)} parameters in one vector, got shape {tuple(flat.shape)}")
+    named = dict(model.named_parameters())
+    with torch.no_grad():
+        for slot in slots:
+            named[slot.name].copy_(slot.view(flat))
 
 
 class LayerPlan(NamedTuple):
@@ -84,13 +127,12 @@ class Graded:
 
     def in_rows(self, shape: torch.Size, mask: Tensor | None) -> Graded:
         """The same with losses and norms of ``[rows, b]``, and 0 where the mask says padding."""
+        found = [self.losses, self.norms, self.limits]
         if mask is not None:
             real = mask.reshape(-1)
-            self.losses, self.norms = only(real, self.losses), only(real, self.norms)
-            self.limits = only(real, self.limits)
+            found = [only(real, each) for each in found]
             self._usable = self._usable & real
-        self.losses, self.norms = self.losses.view(shape), self.norms.view(shape)
-        self.limits = self.limits.view(shape)
+        self.losses, self.norms, self.limits = (each.view(shape) for each in found)
         return self
 
     def pull(self, factors: Tensor, out: Tensor | None = None) -> Tensor:
@@ -112,46 +154,61 @@ class Graded:
             self._pull(only(self._usable, factors.reshape(-1)), out)
 
 
-class Engine(Protocol):
-    """Per-record gradients of one model under one loss. Parameters are rows of a flat ``[rows, d]`` matrix."""
+class Engine(ABC):
+    """Per-record gradients of one model under one loss. Parameters are rows of a flat ``[rows, d]`` matrix.
 
-    @property
-    def module(self) -> nn.Module:
-        """The engine's own copy of the model; its weights mean nothing."""
+    ``module`` is the engine's own copy of the model; its weights mean nothing. ``mixed``: whether a GPU may compute
+    activations in TF32.
+    """
+
+    mixed = False
+
+    def __init__(self, module: nn.Module, slots: list[Slot]) -> None:
+        self.module, self._slots = module, slots
 
     @property
     def dimension(self) -> int:
         """Number of trainable parameters, d."""
+        return dimension_of(self._slots)
 
     @property
     def layout(self) -> list[Slot]:
         """Name, shape and offset of every trainable tensor, in the model's order."""
-
-    @property
-    def bytes_per_record(self) -> int:
-        """Memory a record takes until its batch is pulled, to size chunks by; a guess before the first batch."""
-
-    def describe(self) -> list[LayerPlan]:
-        """Which implementation serves each layer, and why."""
+        return list(self._slots)
 
     def flatten(self, model: nn.Module) -> Tensor:
         """Trainable parameters of a model as one vector ``[d]``, copied."""
+        return flatten(model, self._slots)
 
     def load(self, model: nn.Module, flat: Tensor) -> None:
         """Write a vector ``[d]`` into a model's trainable parameters."""
+        load(model, self._slots, flat)
 
+    @property
+    @abstractmethod
+    def bytes_per_record(self) -> int:
+        """Memory a record takes until its batch is pulled, to size chunks by; a guess before the first batch."""
+
+    @abstractmethod
+    def describe(self) -> list[LayerPlan]:
+        """Which implementation serves each layer, and why."""
+
+    @abstractmethod
     def __call__(self, params: Tensor, x: Tensor, y: Tensor, mask: Tensor | None = None) -> Graded:
         """Grade ``x[rows, b, …]``, ``y[rows, b]`` under ``params[rows, d]``; False in ``mask[rows, b]`` is padding.
 
         Leave the tensors as they are until the batch is pulled: layers may hold them.
         """
 
+    @abstractmethod
     def shared(self, params: Tensor, x: Tensor, y: Tensor, rows_of: Tensor, rows: int) -> Graded:
         """Grade a ragged batch ``x[n, …]`` under one ``params[d]``; ``rows_of[n]``, sorted, is each record's row."""
 
+    @abstractmethod
     def losses(self, params: Tensor, x: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
         """Per-record losses ``[rows, b]`` only; 0 for masked records."""
 
+    @abstractmethod
     def predict(self, flat: Tensor, x: Tensor) -> Tensor:
         """Outputs of the model with parameters ``flat[d]`` for ``x[n, …]``, in evaluation mode."""
 
