@@ -218,19 +218,11 @@ def mobilenetv2_gn(shape: Shape, classes: int | None) -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(1280, outputs(classes)))
 
 
-_ZOO: dict[str, Factory] = {
-    "linear": linear,
-    "logistic": logistic,
-    "mlp": mlp,
-    "cnn-small": cnn_small,
-    "random-features": random_features,
-    "robust-hdp-cnn": robust_hdp_cnn,
-    "tramer-mnist": tramer_mnist,
-    "tramer-cifar": tramer_cifar,
-    "fedavg-cnn": fedavg_cnn,
-    "resnet18-gn": resnet18_gn,
-    "mobilenetv2-gn": mobilenetv2_gn,
-}
+_FACTORIES: tuple[Factory, ...] = (
+    linear, logistic, mlp, cnn_small, random_features, robust_hdp_cnn, tramer_mnist, tramer_cifar, fedavg_cnn,
+    resnet18_gn, mobilenetv2_gn,
+)  # fmt: skip
+_ZOO = {factory.__name__.replace("_", "-"): factory for factory in _FACTORIES}
 
 
 def names() -> list[str]:

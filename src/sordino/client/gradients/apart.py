@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from sordino.client.gradients import loops
+from sordino.client.gradients.chain import Backward, Stage, in_order, plain_stage, pool_before_relu, slots_by_layer
 from sordino.client.gradients.patches import Geometry, Pair, last_padded, pads_with_zeros, patches_view, planes_view
-from sordino.client.gradients.shadow import in_order, pool_before_relu, slots_by_layer
 from sordino.client.gradients.tape import Workspace
 from sordino.client.gradients.types import Slot
 from sordino.models import why_not_isolated
@@ -32,15 +32,20 @@ class Unserved(Exception):
 
 
 class Space:
-    """A thread's buffers, used again for every block: fresh ones would be paged in each time."""
+    """A thread's buffers, used again for every block: fresh ones would be paged in each time.
+
+    ``grads``: where the gradients of the block's records go, ``[n, d]``.
+    """
+
+    grads: Tensor
 
     def __init__(self) -> None:
-        self._buffers, self._like = Workspace(), torch.empty(0, dtype=torch.float32, device="cpu")
+        self.scratch, self._like = Workspace(), torch.empty(0, dtype=torch.float32, device="cpu")
 
     def lanes(self, key: str, records: int, shape: tuple[int, ...]) -> Tensor:
         """An empty float32 ``[records, *shape]`` in which every record lies on a boundary of its own."""
         size = math.prod(shape)
-        room = self._buffers.take(key, (records, -(-size // LINE) * LINE), self._like)
+        room = self.scratch.take(key, (records, -(-size // LINE) * LINE), self._like)
         found: Tensor = room[:, :size].unflatten(1, shape)
         return found
 
@@ -52,15 +57,8 @@ class Space:
         return self.lanes(key, len(x), tuple(x.shape[1:])).copy_(x)
 
 
-Backward = Callable[[Tensor, Tensor, bool], Tensor]
-"""From the gradient of a stage's output: write the gradients of its parameters into ``[n, d]``, and give that of its
-input where something further back needs it."""
-
-Stage = Callable[[Tensor, Space], tuple[Tensor, Backward]]
-"""One module of a chain with the weights it has now: outputs of all records, and the way back."""
-
-Maker = Callable[[Tensor], Stage]
-"""A stage under given weights ``[d]``."""
+Maker = Callable[[Tensor], Stage[Space]]
+"""A module of a chain under given weights ``[d]``; on its way back it writes the gradients of its parameters."""
 
 
 class _Convolution:
@@ -86,15 +84,15 @@ class _Convolution:
         loops.seen_products(view, room, seen, self._kernels, out)
         out += self._shift
 
-        def backward(dy: Tensor, grads: Tensor, further: bool) -> Tensor:
+        def backward(dy: Tensor, further: bool) -> Tensor:
             slopes = space.in_lanes(f"{self._name}/dy", dy.permute(0, 2, 3, 1).flatten(1, 2))
             found = space.lanes(f"{self._name}/grads", len(dy), (len(self._shift), len(self._kernels)))
             loops.slope_products(slopes, seen, found)
-            self._own["weight"].view(grads).copy_(self._in_order(found, x.shape[1]))
+            self._own["weight"].view(space.grads).copy_(self._in_order(found, x.shape[1]))
             if "bias" in self._own:
                 shifts = space.lanes(f"{self._name}/shifts", len(dy), (len(self._shift),))
                 loops.column_sums(slopes, slopes.new_ones(slopes.shape[1]), shifts)
-                self._own["bias"].view(grads).copy_(shifts)
+                self._own["bias"].view(space.grads).copy_(shifts)
             return self._input_gradient(slopes.unflatten(1, size).permute(0, 3, 1, 2), x, space) if further else dy
 
         return out.unflatten(1, size).permute(0, 3, 1, 2), backward
@@ -141,10 +139,10 @@ class _Product:
         loops.vector_products(self._matrix, seen, out)
         out += self._shift
 
-        def backward(dy: Tensor, grads: Tensor, further: bool) -> Tensor:
-            torch.mul(dy[:, :, None], seen[:, None, :], out=self._own["weight"].view(grads))
+        def backward(dy: Tensor, further: bool) -> Tensor:
+            torch.mul(dy[:, :, None], seen[:, None, :], out=self._own["weight"].view(space.grads))
             if "bias" in self._own:
-                self._own["bias"].view(grads).copy_(dy)
+                self._own["bias"].view(space.grads).copy_(dy)
             if not further:
                 return dy
             back = space.lanes(f"{self._name}/back", len(dy), (self._matrix.shape[1],))
@@ -154,13 +152,7 @@ class _Product:
         return out, backward
 
 
-def _rectified(x: Tensor, space: Space) -> tuple[Tensor, Backward]:
-    """max(x, 0), a comparison a number."""
-    out = torch.relu(x)
-    return out, lambda dy, grads, further: torch.ops.aten.threshold_backward(dy, out, 0)
-
-
-def _tangent(name: str) -> Stage:
+def _tangent(name: str) -> Stage[Space]:
     """tanh(x): a function whose last bit may depend on where a number lies, so each record's is called alone.
 
     The slope 1 − y² is made of single multiplications and subtractions.
@@ -170,40 +162,16 @@ def _tangent(name: str) -> Stage:
         seen = space.in_lanes(f"{name}/seen", x)
         out = space.lanes(f"{name}/out", len(x), tuple(x.shape[1:]))
         loops.tangents(seen, out)
-        return out, lambda dy, grads, further: dy * (1 - out * out)
+        return out, lambda dy, further: dy * (1 - out * out)
 
     return stage
 
 
-def _pool(geometry: Geometry) -> Stage:
-    """Largest value of every window: comparisons, and where the largest was."""
-    places = (*geometry, False)
-
-    def stage(x: Tensor, space: Space) -> tuple[Tensor, Backward]:
-        out, index = torch.ops.aten.max_pool2d_with_indices(x, *places)
-
-        def backward(dy: Tensor, grads: Tensor, further: bool) -> Tensor:
-            kind = torch.contiguous_format if index.is_contiguous() else torch.channels_last
-            given = (one.contiguous(memory_format=kind) for one in (dy, x))
-            dx: Tensor = torch.ops.aten.max_pool2d_with_indices_backward(*given, *places, index)
-            return dx
-
-        return out, backward
-
-    return stage
-
-
-def _flat(x: Tensor, space: Space) -> tuple[Tensor, Backward]:
-    """All axes but the records' as one, in their order."""
-    shape = x.shape
-    return x.flatten(1), lambda dy, grads, further: dy.unflatten(1, shape[1:])
-
-
-def _before(module: nn.Module) -> Stage:
+def _before(module: nn.Module) -> Stage[Space]:
     """A module before the first trained layer, given one record at a time."""
 
     def stage(x: Tensor, space: Space) -> tuple[Tensor, Backward]:
-        return torch.cat([module(one[None].clone()) for one in x]), lambda dy, grads, further: dy
+        return torch.cat([module(one[None].clone()) for one in x]), lambda dy, further: dy
 
     return stage
 
@@ -239,12 +207,9 @@ def _maker(name: str, module: nn.Module, own: dict[str, Slot], trained: bool) ->
         return lambda flat: _Product(name, own, flat)
     if own or any(True for _ in module.parameters()):
         return None
-    if type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1):
-        return lambda flat: _flat
-    if not trained and type(module) in PURE:
-        return lambda flat: _before(module)
-    if type(module) is nn.MaxPool2d and not (module.return_indices or module.ceil_mode):
-        return lambda flat: _pool(Geometry.of(module))
-    if type(module) is nn.ReLU:
-        return lambda flat: _rectified
-    return (lambda flat: _tangent(name)) if type(module) is nn.Tanh else None
+    stage: Stage[Space] | None = plain_stage(name, module)
+    if stage is None and not trained and type(module) in PURE:
+        stage = _before(module)
+    if stage is None and type(module) is nn.Tanh:
+        stage = _tangent(name)
+    return None if stage is None else lambda flat: stage

@@ -1,28 +1,144 @@
-"""A sequential model without autograd: each stage knows its own way back.
+"""The fast engine's own copy of a model: its trainable leaves run by their rules, the rest as written.
 
-The tape needs no graph where the model is a chain of modules, and a step of a small network costs a good part of its
-time in building one.
+Where the model is a chain of modules, each stage knows its own way back and no autograd is needed: a step of a small
+network costs a good part of its time in building a graph.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from sordino.client.gradients import fused
 from sordino.client.gradients.convolution import ConvLayer
-from sordino.client.gradients.patches import Geometry
-from sordino.client.gradients.shadow import in_order, padding_before
+from sordino.client.gradients.layers import EmbeddingLayer, GroupNormLayer, LayerNormLayer, LinearLayer
+from sordino.client.gradients.patches import Geometry, pads_with_zeros
 from sordino.client.gradients.tape import Layer, Tape, Workspace
+from sordino.client.gradients.types import Slot
+from sordino.errors import BadInput
+
+_RULES: dict[type[nn.Module], Callable[[str, Any, dict[str, Slot]], Layer]] = {
+    nn.Linear: LinearLayer,
+    nn.Embedding: EmbeddingLayer,
+    nn.Conv1d: ConvLayer,
+    nn.Conv2d: ConvLayer,
+    nn.GroupNorm: GroupNormLayer,
+    nn.InstanceNorm1d: GroupNormLayer,
+    nn.InstanceNorm2d: GroupNormLayer,
+    nn.InstanceNorm3d: GroupNormLayer,
+    nn.LayerNorm: LayerNormLayer,
+}
+
+
+class Unsupported(BadInput):
+    """The fast engine cannot serve a model; the message says which layer and why."""
+
+
+def shadow_of(
+    model: nn.Module, slots: list[Slot], run: Callable[[Layer, Tensor], Tensor]
+) -> tuple[nn.Module, list[Layer]]:
+    """Copy a model so that every leaf with trainable parameters calls ``run(layer, x)``, or raise Unsupported.
+
+    The copy's own trainable weights become NaN views of a single number. They cost no memory, and code that reads them
+    past the leaf's ``forward`` cannot go unnoticed.
+    """
+    hollow: dict[int, object] = {
+        id(parameter): nn.Parameter(parameter.new_full((), torch.nan).expand(parameter.shape), requires_grad=False)
+        for parameter in model.parameters()
+        if parameter.requires_grad
+    }
+    shadow = copy.deepcopy(model, hollow)
+    layers = [_layer(name, shadow.get_submodule(name), own) for name, own in slots_by_layer(slots).items()]
+    for layer in layers:
+        _route(shadow.get_submodule(layer.name), layer, run)
+    for module in shadow.modules():
+        if getattr(module, "inplace", False):
+            setattr(module, "inplace", False)  # noqa: B010  (what it would write over, a layer may have recorded)
+        if type(module) is nn.Sequential:
+            pool_before_relu(module)
+    return shadow, layers
+
+
+def slots_by_layer(slots: list[Slot]) -> dict[str, dict[str, Slot]]:
+    """The slots of every module that owns trainable parameters, by the module's name and the parameter's own."""
+    owned: dict[str, dict[str, Slot]] = {}
+    for slot in slots:
+        owner, _, own = slot.name.rpartition(".")
+        owned.setdefault(owner, {})[own] = slot
+    return owned
+
+
+def _layer(name: str, module: nn.Module, own: dict[str, Slot]) -> Layer:
+    kind = type(module)
+    if kind not in _RULES:
+        raise Unsupported(f"layer '{name}' ({kind.__name__}) has no fast rule")
+    if isinstance(module, nn.Embedding) and (module.max_norm is not None or module.scale_grad_by_freq):
+        raise Unsupported(f"layer '{name}' renormalises its table or scales gradients by frequency")
+    return _RULES[kind](name, module, own)
+
+
+def _route(module: nn.Module, layer: Layer, run: Callable[[Layer, Tensor], Tensor]) -> None:
+    padding = padding_before(module)
+    module.forward = lambda x: run(layer, x if padding is None else padding(x))
+
+
+class Padding(nn.Module):
+    """Padding as a module of its own."""
+
+    def __init__(self, amounts: list[int], mode: str) -> None:
+        super().__init__()
+        self.amounts, self.mode = amounts, mode
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The padded records."""
+        return functional.pad(x, self.amounts, self.mode)
+
+
+def padding_before(module: nn.Module) -> Padding | None:
+    """Padding that the layer's rule does not know (reflected, circular, "same"), to be done before it."""
+    if not isinstance(module, nn.Conv1d | nn.Conv2d) or pads_with_zeros(module):
+        return None
+    mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
+    return Padding(list(module._reversed_padding_repeated_twice), mode)
+
+
+def pool_before_relu(sequence: nn.Sequential | list[nn.Module]) -> None:
+    """Swap every ReLU and the max-pooling after it: the same function and gradient on a quarter of the numbers."""
+    for index in range(len(sequence) - 1):
+        first, second = sequence[index], sequence[index + 1]
+        if type(first) is nn.ReLU and type(second) is nn.MaxPool2d and not second.return_indices:
+            sequence[index], sequence[index + 1] = second, first
+
+
+def in_order(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Modules of nested sequences, with their names, in the order in which they run."""
+    if type(module) is not nn.Sequential:
+        yield name, module
+        return
+    for key, child in module._modules.items():
+        if child is not None:
+            yield from in_order(f"{name}.{key}" if name else key, child)
+
 
 Backward = Callable[[Tensor, bool], Tensor]
 """From the gradient of a stage's output to that of its input; to any tensor where nothing further back needs it, which
 the second argument says."""
 
-Stage = Callable[[Tensor, Tape], tuple[Tensor, Backward]]
+
+class Place(Protocol):
+    """Where a chain runs: a pass's tape, or the buffers of a site's thread."""
+
+    scratch: Workspace
+
+
+Where = TypeVar("Where", bound=Place)
+Stage = Callable[[Tensor, Where], tuple[Tensor, Backward]]
 """One module of a chain: its output, and the way back."""
 
 
@@ -51,7 +167,7 @@ class _Relu:
 
     over: bool
 
-    def __call__(self, x: Tensor, tape: Tape) -> tuple[Tensor, Backward]:
+    def __call__(self, x: Tensor, place: Place) -> tuple[Tensor, Backward]:
         out = torch.relu_(x) if self.over else torch.relu(x)
         return out, lambda dy, further: torch.ops.aten.threshold_backward(dy, out, 0)
 
@@ -63,15 +179,15 @@ class _MaxPool:
     name: str
     geometry: Geometry
 
-    def __call__(self, x: Tensor, tape: Tape) -> tuple[Tensor, Backward]:
+    def __call__(self, x: Tensor, place: Place) -> tuple[Tensor, Backward]:
         name, places = self.name, (*self.geometry, False)
         shape = (*x.shape[:2], *self.geometry.output(*x.shape[2:]))
-        out = _image(tape.scratch, f"{name}/out", shape, x)
-        index = _image(tape.scratch, f"{name}/index", shape, x, torch.long)
+        out = _image(place.scratch, f"{name}/out", shape, x)
+        index = _image(place.scratch, f"{name}/index", shape, x, torch.long)
         torch.ops.aten.max_pool2d_with_indices.out(x, *places, out=out, indices=index)
 
         def backward(dy: Tensor, further: bool) -> Tensor:
-            dx = _image(tape.scratch, f"{name}/dx", tuple(x.shape), x)
+            dx = _image(place.scratch, f"{name}/dx", tuple(x.shape), x)
             torch.ops.aten.max_pool2d_with_indices_backward.grad_input(dy, x, *places, index, grad_input=dx)
             return dx
 
@@ -125,7 +241,7 @@ class _ConvolvedPool:
         return out, lambda dy, further: back(through(dy, True), further)
 
 
-def _flat(x: Tensor, tape: Tape) -> tuple[Tensor, Backward]:
+def _flat(x: Tensor, place: Place) -> tuple[Tensor, Backward]:
     """All axes but the records' as one; on the way back in the input's order in memory, as earlier stages like it."""
     shape, last = x.shape, x.dim() == 4 and not x.is_contiguous()
 
@@ -160,17 +276,17 @@ class _Before:
 
 
 @dataclass(frozen=True)
-class Chain:
+class Chain(Generic[Where]):
     """Stages of a model; those before ``first`` have nothing to train and are not gone back to."""
 
-    stages: tuple[Stage, ...]
+    stages: tuple[Stage[Where], ...]
     first: int
 
-    def forward(self, x: Tensor, tape: Tape) -> tuple[Tensor, list[Backward]]:
+    def forward(self, x: Tensor, place: Where) -> tuple[Tensor, list[Backward]]:
         """Outputs of the model, and every stage's way back."""
         ways: list[Backward] = []
         for stage in self.stages:
-            x, way = stage(x, tape)
+            x, way = stage(x, place)
             ways.append(way)
         return x, ways
 
@@ -180,16 +296,17 @@ class Chain:
             dy = ways.pop()(dy, index > self.first)
 
 
-def chain_of(model: nn.Module, layers: list[Layer]) -> Chain | None:
+def chain_of(model: nn.Module, layers: list[Layer]) -> Chain[Tape] | None:
     """The model as a chain, or None where its own forward code decides."""
     by_name = {layer.name: layer for layer in layers}
-    stages: list[Stage] = []
+    stages: list[Stage[Tape]] = []
     trained: list[int] = []
     for name, module in in_order("", model):
         if name not in by_name:
             if any(inner.startswith(f"{name}.") for inner in by_name):
                 return None
-            stages.append(_stage(name, module, stages[-1]) if trained else _Before(module))
+            over = bool(stages) and isinstance(stages[-1], _Trained | _MaxPool)
+            stages.append((plain_stage(name, module, over) or _Other(module)) if trained else _Before(module))
             continue
         padding = padding_before(module)
         if padding is not None:
@@ -199,19 +316,20 @@ def chain_of(model: nn.Module, layers: list[Layer]) -> Chain | None:
     return Chain(_joined(stages), trained[0]) if len(trained) == len(layers) else None
 
 
-def _stage(name: str, module: nn.Module, before: Stage) -> Stage:
+def plain_stage(name: str, module: nn.Module, over: bool = False) -> Stage[Place] | None:
+    """The stage of a module without parameters that has one of its own; ``over``: a ReLU may write over its input."""
     if type(module) is nn.ReLU:
-        return _Relu(over=isinstance(before, _Trained | _MaxPool))
+        return _Relu(over)
     if type(module) is nn.MaxPool2d and not (module.return_indices or module.ceil_mode):
         return _MaxPool(name, Geometry.of(module))
     if type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1):
         return _flat
-    return _Other(module)
+    return None
 
 
-def _joined(stages: list[Stage]) -> tuple[Stage, ...]:
+def _joined(stages: list[Stage[Tape]]) -> tuple[Stage[Tape], ...]:
     """The same stages; a pool and the rectifier after it as one, and with a convolution before them."""
-    kept: list[Stage] = []
+    kept: list[Stage[Tape]] = []
     for stage in stages:
         last = kept[-1] if kept else None
         if not (isinstance(stage, _Relu) and isinstance(last, _MaxPool) and last.geometry.taps <= fused.POOL_TAPS):

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from sordino.client.gradients import fused
 from sordino.client.gradients.alone import Alone
+from sordino.client.gradients.chain import Unsupported
 from sordino.client.gradients.exact import Exact
 from sordino.client.gradients.fast import Fast
 from sordino.client.gradients.losses import Loss, loss_by_name
-from sordino.client.gradients.shadow import Unsupported
 from sordino.client.gradients.types import Engine, Graded, LayerPlan, evaluating, precise
 from sordino.errors import BadInput, SordinoError
 from sordino.models import refuse_batch_statistics, refuse_tied_weights, why_not_isolated
@@ -78,8 +78,9 @@ class Checked(Engine):
     """
 
     def __init__(self, engine: Fast, model: nn.Module, loss: Loss, fallback: bool) -> None:
-        super().__init__(engine.module, engine.layout)
+        super().__init__(model)
         self.engine: Fast | Exact = engine
+        self.module = engine.module
         self._model, self._loss, self._fallback = model, loss, fallback
         self.settled: frozenset[str] = frozenset()
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from sordino.client.gradients.lengths import squared_norms
+from sordino.client.gradients.lengths import Length, squared_norms
 from sordino.client.gradients.losses import Loss
 from sordino.client.gradients.tape import Segments
-from sordino.client.gradients.types import Engine, Graded, LayerPlan, evaluating, layout_of, only, precise
+from sordino.client.gradients.types import Engine, Graded, LayerPlan, evaluating, only, precise
 
 Named = dict[str, Tensor]
 KEPT_BYTES = 256 * 2**20
@@ -26,7 +26,8 @@ class Exact(Engine):
     """
 
     def __init__(self, model: nn.Module, loss: Loss, reason: str, kept_bytes: int = KEPT_BYTES) -> None:
-        super().__init__(copy.deepcopy(model), layout_of(model))
+        super().__init__(model)
+        self.module = copy.deepcopy(model)
         self._loss, self._reason, self._kept_bytes = loss, reason, kept_bytes
         self._per_record = vmap(grad_and_value(self._one), in_dims=(None, 0, 0), randomness="different")
         self._losses = vmap(self._one, in_dims=(None, 0, 0), randomness="different")
@@ -63,7 +64,7 @@ class Exact(Engine):
             return self._outputs(self._named(flat), x)
 
     def _named(self, flat: Tensor) -> Named:
-        return {slot.name: slot.view(flat) for slot in self._slots}
+        return {slot.name: slot.view(flat) for slot in self.layout}
 
     def _outputs(self, named: Named, x: Tensor) -> Tensor:
         out: Tensor = functional_call(self.module, named, (x,))
@@ -83,7 +84,7 @@ class Exact(Engine):
                 part = slice(first, min(stop, first + most))
                 with precise():
                     grads, losses = self._per_record(named, x[part], y[part])
-                yield row, part, [grads[slot.name].detach().flatten(1) for slot in self._slots], losses.detach()
+                yield row, part, [grads[slot.name].detach().flatten(1) for slot in self.layout], losses.detach()
 
     def _grade(self, params: Tensor, x: Tensor, y: Tensor, segments: Segments) -> Graded:
         keep = segments.records * params.element_size() * self.dimension <= self._kept_bytes
@@ -110,9 +111,9 @@ class Exact(Engine):
                 weights = factors[part]
                 # A zero factor does not stop a NaN, so what must not contribute is cleared.
                 cleared = (weights == 0).unsqueeze(1)
-                for slot, each in zip(self._slots, grads):
+                for slot, each in zip(self.layout, grads):
                     target = slot.part(out[row])
                     target += each.masked_fill(cleared, 0).t().mv(weights)
 
         finite = torch.isfinite(losses + squares)
-        return Graded.of(losses, squares, None, finite, pull, (segments.rows, self.dimension))
+        return Graded(losses, Length(squares), finite, pull, (segments.rows, self.dimension))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -63,8 +63,7 @@ class Recorded:
         for own, given in zip(self.inputs, inputs):
             own.copy_(given)
         self.grading.replay()
-        copies = {name: getattr(self.graded, name).clone() for name in ("losses", "norms", "limits")}
-        return replace(self.graded, **copies, _pull=self._pull, _is_current=is_current)
+        return self.graded.copied(self._pull, is_current)
 
     def _pull(self, factors: Tensor, out: Tensor) -> None:
         self.factors.copy_(factors)

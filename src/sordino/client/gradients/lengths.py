@@ -38,10 +38,10 @@ class Length(NamedTuple):
     excess: Tensor | None = None
 
 
-def limits(squares: Tensor, excess: Tensor | None, entries: int) -> Tensor:
+def limits(length: Length, entries: int) -> Tensor:
     """Upper bounds of what records add per unit of their factor, from squared norms ``[n]`` over all parameters."""
-    found = squares.sqrt().mul_(1 + ROUNDING).add_(VANISHES * math.sqrt(entries))
-    return found if excess is None else found.add_(excess)
+    found = length.square.sqrt().mul_(1 + ROUNDING).add_(VANISHES * math.sqrt(entries))
+    return found if length.excess is None else found.add_(length.excess)
 
 
 def squared_norms(values: Tensor) -> Tensor:

@@ -84,27 +84,6 @@ class Workspace:
         return flat[:size].view(shape)
 
 
-class Batch:
-    """What the passes over one batch of n records leave behind, filled window by window.
-
-    ``held``: per layer, tensors with the records as first axis, from which the weighted sums are computed.
-    """
-
-    def __init__(self, records: int, workspace: Workspace) -> None:
-        self.records = records
-        self.held: dict[str, Held] = {}
-        self._workspace = workspace
-
-    def room(self, layer: str, key: str, tail: tuple[int, ...], like: Tensor, copies: int | None) -> Tensor:
-        """Space held under a layer's key, the same for all windows: ``[n, *tail]``, or ``[n, copies, *tail]``."""
-        own = self.held.setdefault(layer, {})
-        if key not in own:
-            # Each copy is contiguous over the records, which batched products need of their result.
-            space = self._workspace.take(f"{layer}/{key}", (copies or 1, self.records, *tail), like)
-            own[key] = space.transpose(0, 1) if copies else space[0]
-        return own[key]
-
-
 @dataclass
 class Tape:
     """State of one pass over a window of a batch.
@@ -116,6 +95,9 @@ class Tape:
         of records in every row.
     window
         The records of this pass, ``start .. stop``.
+    held
+        What the passes over one batch leave behind, filled window by window: per layer, tensors with all ``records`` of
+        the batch as first axis, from which the weighted sums are computed. They lie in ``kept``.
     scratch
         Buffers that are free again after the pass.
     lengths
@@ -133,11 +115,13 @@ class Tape:
     """
 
     params: Tensor
-    batch: Batch
     window: tuple[int, int]
+    records: int
+    held: dict[str, Held]
+    kept: Workspace
     scratch: Workspace
     lengths: Tensor
-    mixed: bool = False
+    mixed: bool
     squares: list[Tensor] = field(default_factory=list)
     excesses: list[Tensor] = field(default_factory=list)
     used: dict[str, int] = field(default_factory=dict)
@@ -162,12 +146,17 @@ class Tape:
 
     def room(self, layer: str, key: str, tail: tuple[int, ...], like: Tensor, copies: int | None = None) -> Tensor:
         """Space for the window's records in a tensor held for the whole batch: ``[window, (copies,) *tail]``."""
-        return self.batch.room(layer, key, tail, like, copies)[self.window[0] : self.window[1]]
+        own = self.held.setdefault(layer, {})
+        if key not in own:
+            # Each copy is contiguous over the records, which batched products need of their result.
+            space = self.kept.take(f"{layer}/{key}", (copies or 1, self.records, *tail), like)
+            own[key] = space.transpose(0, 1) if copies else space[0]
+        return own[key][self.window[0] : self.window[1]]
 
     def hold(self, layer: str, key: str, values: Tensor) -> None:
         """Hold values of the window's records; by reference where the window is the whole batch."""
-        if values.shape[0] == self.batch.records:
-            self.batch.held.setdefault(layer, {})[key] = values
+        if values.shape[0] == self.records:
+            self.held.setdefault(layer, {})[key] = values
         else:
             self.room(layer, key, tuple(values.shape[1:]), values).copy_(values)
 

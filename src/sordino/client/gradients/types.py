@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from sordino.client.gradients.lengths import limits
+from sordino.client.gradients.lengths import Length, limits
 from sordino.errors import BadInput, SordinoError
 
 
@@ -38,38 +38,39 @@ class Slot(NamedTuple):
         return self.part(flat).view(*flat.shape[:-1], *self.shape)
 
 
-def layout_of(model: nn.Module) -> list[Slot]:
-    """Slots of the trainable parameters, in the model's own order."""
-    slots: list[Slot] = []
-    offset = 0
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            slots.append(Slot(name, tuple(parameter.shape), offset))
-            offset += parameter.numel()
-    if not slots:
-        raise BadInput("the model has no trainable parameter; set requires_grad on what should be trained")
-    return slots
+class Trainable:
+    """The trainable parameters of a model as one flat vector of length ``dimension``, d.
+
+    ``layout`` has the slot of every trainable tensor, in the model's own order.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.layout: list[Slot] = []
+        self.dimension = 0
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                self.layout.append(Slot(name, tuple(parameter.shape), self.dimension))
+                self.dimension += parameter.numel()
+        if not self.layout:
+            raise BadInput("the model has no trainable parameter; set requires_grad on what should be trained")
+
+    def flatten(self, model: nn.Module) -> Tensor:
+        """Trainable parameters of a model as one vector ``[d]``, copied."""
+        named = dict(model.named_parameters())
+        return torch.cat([named[slot.name].detach().reshape(-1) for slot in self.layout])
+
+    def load(self, model: nn.Module, flat: Tensor) -> None:
+        """Copy a vector ``[d]`` into a model's trainable parameters."""
+        if flat.shape != (self.dimension,):
+            raise BadInput(f"expected {self.dimension} parameters in one vector, got shape {tuple(flat.shape)}")
+        named = dict(model.named_parameters())
+        with torch.no_grad():
+            for slot in self.layout:
+                named[slot.name].copy_(slot.view(flat))
 
 
-def dimension_of(slots: list[Slot]) -> int:
-    """Length of the flat vector, d."""
-    return slots[-1].offset + slots[-1].size
-
-
-def flatten(model: nn.Module, slots: list[Slot]) -> Tensor:
-    """A model's trainable parameters as one new vector."""
-    named = dict(model.named_parameters())
-    return torch.cat([named[slot.name].detach().reshape(-1) for slot in slots])
-
-
-def load(model: nn.Module, slots: list[Slot], flat: Tensor) -> None:
-    """Copy a flat vector into a model's trainable parameters."""
-    if flat.shape != (dimension_of(slots),):
-        raise BadInput(f"expected {dimension_of(slots)} parameters in one vector, got shape {tuple(flat.shape)}")
-    named = dict(model.named_parameters())
-    with torch.no_grad():
-        for slot in slots:
-            named[slot.name].copy_(slot.view(flat))
+Pull = Callable[[Tensor, Tensor], None]
+"""What writes Σ_j factors_j · g_j of finite records: factors ``[n]``, and where the sums go, ``[rows, d]``."""
 
 
 class LayerPlan(NamedTuple):
@@ -81,7 +82,6 @@ class LayerPlan(NamedTuple):
     reason: str
 
 
-@dataclass
 class Graded:
     """Losses and gradient norms of every record, and the way to their weighted gradient sum.
 
@@ -102,28 +102,26 @@ class Graded:
     contributes exactly zero whatever its factor, so that it can neither poison nor steer a row.
     """
 
-    losses: Tensor
-    norms: Tensor
-    limits: Tensor
-    _usable: Tensor
-    _pull: Callable[[Tensor, Tensor], None]
-    _shape: tuple[int, int]
-    _is_current: Callable[[], bool]
-
-    @staticmethod
-    def of(
+    def __init__(
+        self,
         losses: Tensor,
-        squares: Tensor,
-        excess: Tensor | None,
+        length: Length,
         finite: Tensor,
-        pull: Callable[[Tensor, Tensor], None],
+        pull: Pull,
         shape: tuple[int, int],
         is_current: Callable[[], bool] = lambda: True,
-    ) -> Graded:
-        """From losses, squared norms and finiteness ``[n]``, and what writes the weighted sum of finite records."""
-        norms = only(finite, squares.sqrt().to(losses.dtype), torch.inf)
-        bounds = only(finite, limits(squares, excess, shape[1]), torch.inf)
-        return Graded(losses, norms, bounds, finite, pull, shape, is_current)
+    ) -> None:
+        self.losses = losses
+        self.norms = only(finite, length.square.sqrt().to(losses.dtype), torch.inf)
+        self.limits = only(finite, limits(length, shape[1]), torch.inf)
+        self._usable, self._pull, self._shape, self._is_current = finite, pull, shape, is_current
+
+    def copied(self, pull: Pull, is_current: Callable[[], bool]) -> Graded:
+        """A copy that outlives these tensors and is pulled in another way."""
+        other = copy.copy(self)
+        other.losses, other.norms, other.limits = self.losses.clone(), self.norms.clone(), self.limits.clone()
+        other._pull, other._is_current = pull, is_current
+        return other
 
     def in_rows(self, shape: torch.Size, mask: Tensor | None) -> Graded:
         """The same with losses and norms of ``[rows, b]``, and 0 where the mask says padding."""
@@ -154,35 +152,15 @@ class Graded:
             self._pull(only(self._usable, factors.reshape(-1)), out)
 
 
-class Engine(ABC):
+class Engine(Trainable, ABC):
     """Per-record gradients of one model under one loss. Parameters are rows of a flat ``[rows, d]`` matrix.
 
     ``module`` is the engine's own copy of the model; its weights mean nothing. ``mixed``: whether a GPU may compute
     activations in TF32.
     """
 
+    module: nn.Module
     mixed = False
-
-    def __init__(self, module: nn.Module, slots: list[Slot]) -> None:
-        self.module, self._slots = module, slots
-
-    @property
-    def dimension(self) -> int:
-        """Number of trainable parameters, d."""
-        return dimension_of(self._slots)
-
-    @property
-    def layout(self) -> list[Slot]:
-        """Name, shape and offset of every trainable tensor, in the model's order."""
-        return list(self._slots)
-
-    def flatten(self, model: nn.Module) -> Tensor:
-        """Trainable parameters of a model as one vector ``[d]``, copied."""
-        return flatten(model, self._slots)
-
-    def load(self, model: nn.Module, flat: Tensor) -> None:
-        """Write a vector ``[d]`` into a model's trainable parameters."""
-        load(model, self._slots, flat)
 
     @property
     @abstractmethod
