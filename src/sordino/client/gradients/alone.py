@@ -29,9 +29,10 @@ BLOCK, BYTES = 32, 1 << 22
 
 
 class Singles(NamedTuple):
-    """Some records, each by itself: losses (NaN where a record raised an error), gradients ``[n, d]``, and what raised.
+    """Losses and gradients of some records, each computed by itself.
 
-    Gradients mean nothing where only losses were asked for, or where a loss is not finite.
+    A loss is NaN where a record raised an error; ``troubles`` says what was raised. Gradients ``[n, d]`` mean nothing
+    where only losses were asked for, or where a loss is not finite.
     """
 
     losses: list[float]
@@ -40,7 +41,7 @@ class Singles(NamedTuple):
 
 
 Grade = Callable[[Tensor, Tensor], Singles]
-"""From records ``x[n, …]``, ``y[n]``."""
+"""Computes the losses and gradients of records ``x[n, …]``, ``y[n]``."""
 
 
 class _Copy:
@@ -85,7 +86,7 @@ class Alone(Trainable):
             raise BadInput(f"the model fails on a record of zeros: {found[0]}")
 
     def under(self, weights: Tensor, gradients: bool = True) -> Grade:
-        """What grades records under these weights, ``[d]``; or gives their losses only."""
+        """A function that grades records under these weights, ``[d]``, or gives their losses only."""
         flat = weights.detach().clone()
         singly = self._singly(flat, gradients)
         if self._stages is None or flat.dtype is not torch.float32:

@@ -29,7 +29,7 @@ def refuse(reason: str) -> None:
 
 @contextmanager
 def set_aside() -> Iterator[None]:
-    """Without the kernels for a while."""
+    """Do without the kernels inside this context."""
     global _refused
     before, _refused = _refused, True
     try:

@@ -87,8 +87,10 @@ def squared_by_gram(x: Tensor, dy: Tensor) -> Length:
 
 
 def inner_products(values: Tensor) -> Tensor:
-    """Of every pair of positions, ``[n, t, i]`` to ``[n, t, t]`` in float64; a few records at a time on a CPU, since a
-    large copy would be paged in anew at every step."""
+    """Inner products of every pair of positions, ``[n, t, i]`` to ``[n, t, t]`` in float64.
+
+    A few records at a time on a CPU, since a large copy would be paged in anew at every step.
+    """
     some = len(values) if values.is_cuda else max(1, WIDENED // max(1, values[0].numel()))
     found = values.new_empty((len(values), values.shape[1], values.shape[1]), dtype=torch.float64)
     for start in range(0, len(values), some):

@@ -86,46 +86,33 @@ class Workspace:
 
 @dataclass
 class Tape:
-    """State of one pass over a window of a batch.
-
-    Attributes
-    ----------
-    params
-        ``[d]`` when the records of the window share one vector of weights, else ``[rows, d]`` with the same number
-        of records in every row.
-    window
-        The records of this pass, ``start .. stop``.
-    held
-        What the passes over one batch leave behind, filled window by window: per layer, tensors with all ``records`` of
-        the batch as first axis, from which the weighted sums are computed. They lie in ``kept``.
-    scratch
-        Buffers that are free again after the pass.
-    lengths
-        How many records of each row count, ``[rows]`` (one row where weights are shared); the rest is padding.
-    mixed
-        Whether activations and their gradients may be computed in TF32; never gradients of parameters and norms.
-    squares
-        ‖g_j‖² of the window's records from every group of parameters, ``[window]`` or ``[window, parts]``.
-    excesses
-        What rounding may add to ‖g_j‖ beyond that, ``[window]`` each.
-    used
-        How often each layer ran.
-    volume
-        Numbers the layers have put out.
-    """
+    """State of one pass over a window of a batch."""
 
     params: Tensor
+    """``[d]`` where the window's records share one vector of weights, else ``[rows, d]``, as many records in each."""
     window: tuple[int, int]
+    """The records of this pass, ``start .. stop``."""
     records: int
+    """Number of records in the whole batch."""
     held: dict[str, Held]
+    """What the passes over the batch leave behind, filled window by window: per layer, tensors with all records as
+    first axis, from which the weighted sums are computed."""
     kept: Workspace
+    """The buffers in which those tensors lie."""
     scratch: Workspace
+    """Buffers that are free again after the pass."""
     lengths: Tensor
+    """How many records of each row count, ``[rows]`` (one row where weights are shared); the rest is padding."""
     mixed: bool
+    """Whether activations and their gradients may be computed in TF32; never gradients of parameters and norms."""
     squares: list[Tensor] = field(default_factory=list)
+    """‖g_j‖² of the window's records from every group of parameters, ``[window]`` or ``[window, parts]``."""
     excesses: list[Tensor] = field(default_factory=list)
+    """What rounding may add to ‖g_j‖ beyond that, ``[window]`` each."""
     used: dict[str, int] = field(default_factory=dict)
+    """How often each layer ran."""
     volume: int = 0
+    """Numbers the layers have put out."""
 
     @property
     def stacked(self) -> bool:
@@ -186,28 +173,22 @@ class Taped(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class Segments:
-    """Which row each record of a flat batch belongs to: row r owns the records ``bounds[r] .. bounds[r+1]``.
-
-    Attributes
-    ----------
-    bounds
-        Python numbers, so that no sum over rows waits for a device.
-    width
-        Records per row where all rows have the same number, else None.
-    """
+    """Which row each record of a flat batch belongs to: row r owns the records ``bounds[r] .. bounds[r+1]``."""
 
     bounds: tuple[int, ...]
+    """Python numbers, so that no sum over rows waits for a device."""
     width: int | None
+    """Records per row where all rows have the same number, else None."""
 
     @staticmethod
     def regular(rows: int, width: int) -> Segments:
-        """Every row has ``width`` records."""
+        """Segments in which every row has ``width`` records."""
         bounds = tuple(range(0, rows * width + 1, width)) if width else (0,) * (rows + 1)
         return Segments(bounds, width)
 
     @staticmethod
     def ragged(rows_of: Tensor, rows: int) -> Segments:
-        """From the sorted row number of every record."""
+        """Segments from the sorted row number of every record."""
         counts = np.bincount(rows_of.cpu().numpy(), minlength=rows)
         width = int(counts[0]) if rows and counts.min() == counts.max() else None
         return Segments((0, *counts.cumsum().tolist()), width)

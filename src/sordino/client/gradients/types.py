@@ -124,7 +124,7 @@ class Graded:
         return other
 
     def in_rows(self, shape: torch.Size, mask: Tensor | None) -> Graded:
-        """The same with losses and norms of ``[rows, b]``, and 0 where the mask says padding."""
+        """Shape losses, norms and limits as ``[rows, b]``, with 0 where the mask says padding."""
         found = [self.losses, self.norms, self.limits]
         if mask is not None:
             real = mask.reshape(-1)
@@ -146,7 +146,7 @@ class Graded:
         return out
 
     def pull_into(self, factors: Tensor, out: Tensor) -> None:
-        """The same without looking whether the batch is still the engine's last."""
+        """Write what :meth:`pull` gives, without asking whether the batch is still the engine's last."""
         with torch.no_grad():
             # Not a product with the mask: zero times a factor that is not finite would not be zero.
             self._pull(only(self._usable, factors.reshape(-1)), out)
@@ -197,13 +197,13 @@ def _constant(value: float, device: torch.device, dtype: torch.dtype) -> Tensor:
 
 
 def only(where: Tensor, values: Tensor, other: float = 0.0) -> Tensor:
-    """The values where asked, ``other`` elsewhere; a number that is passed anew costs a GPU a kernel each time."""
+    """The values where a mask is true, ``other`` elsewhere; a number passed anew costs a GPU a kernel each time."""
     return torch.where(where, values, _constant(other, values.device, values.dtype))
 
 
 @contextmanager
 def precise(mixed: bool = False) -> Iterator[None]:
-    """Native convolutions in float32 proper: a GPU would otherwise take TF32 for them without being asked."""
+    """Compute native convolutions in full float32: a GPU would otherwise take TF32 for them without being asked."""
     before = torch.backends.cudnn.allow_tf32
     torch.backends.cudnn.allow_tf32 = mixed
     try:
@@ -214,7 +214,7 @@ def precise(mixed: bool = False) -> Iterator[None]:
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """The module in evaluation mode, and back."""
+    """Hold a module in evaluation mode, and put it back afterwards."""
     was_training = module.training
     module.eval()
     try:
