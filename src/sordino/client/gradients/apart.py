@@ -88,7 +88,11 @@ class _Convolution:
             slopes = space.in_lanes(f"{self._name}/dy", dy.permute(0, 2, 3, 1).flatten(1, 2))
             found = space.lanes(f"{self._name}/grads", len(dy), (len(self._shift), len(self._kernels)))
             loops.slope_products(slopes, seen, found)
-            self._own["weight"].view(space.grads).copy_(self._in_order(found, x.shape[1]))
+            if self._few:
+                in_order = found.unflatten(2, (x.shape[1], *self._geometry.kernel))
+            else:
+                in_order = found.unflatten(2, (*self._geometry.kernel, x.shape[1])).permute(0, 1, 4, 2, 3)
+            self._own["weight"].view(space.grads).copy_(in_order)
             if "bias" in self._own:
                 shifts = space.lanes(f"{self._name}/shifts", len(dy), (len(self._shift),))
                 loops.column_sums(slopes, slopes.new_ones(slopes.shape[1]), shifts)
@@ -107,12 +111,6 @@ class _Convolution:
         view = patches_view(last_padded(x, self._geometry), self._geometry)
         copied = space.lanes(f"{self._name}/seen", n, (positions, len(self._kernels)))
         return view, copied.unflatten(1, size).unflatten(3, (*kernel, channels)), copied
-
-    def _in_order(self, found: Tensor, channels: int) -> Tensor:
-        """Gradients ``[n, outputs, patch]`` in the parameter's order."""
-        kernel = self._geometry.kernel
-        shaped: Tensor = found.unflatten(2, (channels, *kernel) if self._few else (*kernel, channels))
-        return shaped if self._few else shaped.permute(0, 1, 4, 2, 3)
 
     def _input_gradient(self, slopes: Tensor, x: Tensor, space: Space) -> Tensor:
         """By the native kernel, an image a call."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -88,24 +89,12 @@ def _route(module: nn.Module, layer: Layer, run: Callable[[Layer, Tensor], Tenso
     module.forward = lambda x: run(layer, x if padding is None else padding(x))
 
 
-class Padding(nn.Module):
-    """Padding as a module of its own."""
-
-    def __init__(self, amounts: list[int], mode: str) -> None:
-        super().__init__()
-        self.amounts, self.mode = amounts, mode
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The padded records."""
-        return functional.pad(x, self.amounts, self.mode)
-
-
-def padding_before(module: nn.Module) -> Padding | None:
+def padding_before(module: nn.Module) -> Callable[[Tensor], Tensor] | None:
     """Padding that the layer's rule does not know (reflected, circular, "same"), to be done before it."""
     if not isinstance(module, nn.Conv1d | nn.Conv2d) or pads_with_zeros(module):
         return None
     mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
-    return Padding(list(module._reversed_padding_repeated_twice), mode)
+    return partial(functional.pad, pad=list(module._reversed_padding_repeated_twice), mode=mode)
 
 
 def pool_before_relu(sequence: nn.Sequential | list[nn.Module]) -> None:
@@ -254,25 +243,18 @@ def _flat(x: Tensor, place: Place) -> tuple[Tensor, Backward]:
 
 @dataclass(frozen=True)
 class _Other:
-    """Any module without trained parameters, by autograd over itself alone."""
+    """Any function without trained parameters, by autograd over itself alone; without where nothing goes back."""
 
-    module: nn.Module
+    function: Callable[[Tensor], Tensor]
+    back: bool
 
     def __call__(self, x: Tensor, tape: Tape) -> tuple[Tensor, Backward]:
+        if not self.back:
+            return self.function(x), lambda dy, further: dy
         given = x.detach().requires_grad_(x.is_floating_point())
         with torch.enable_grad():
-            out: Tensor = self.module(given)
+            out = self.function(given)
         return out.detach(), lambda dy, further: torch.autograd.grad(out, given, dy)[0]
-
-
-@dataclass(frozen=True)
-class _Before:
-    """Any module before the first trained layer: nothing asks for its gradient."""
-
-    module: nn.Module
-
-    def __call__(self, x: Tensor, tape: Tape) -> tuple[Tensor, Backward]:
-        return self.module(x), lambda dy, further: dy
 
 
 @dataclass(frozen=True)
@@ -305,12 +287,12 @@ def chain_of(model: nn.Module, layers: list[Layer]) -> Chain[Tape] | None:
         if name not in by_name:
             if any(inner.startswith(f"{name}.") for inner in by_name):
                 return None
-            over = bool(stages) and isinstance(stages[-1], _Trained | _MaxPool)
-            stages.append((plain_stage(name, module, over) or _Other(module)) if trained else _Before(module))
+            plain = plain_stage(name, module, isinstance(stages[-1], _Trained | _MaxPool)) if trained else None
+            stages.append(plain or _Other(module, back=bool(trained)))
             continue
         padding = padding_before(module)
         if padding is not None:
-            stages.append(_Other(padding) if trained else _Before(padding))
+            stages.append(_Other(padding, back=bool(trained)))
         trained.append(len(stages))
         stages.append(_Trained(by_name[name]))
     return Chain(_joined(stages), trained[0]) if len(trained) == len(layers) else None

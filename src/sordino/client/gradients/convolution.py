@@ -10,7 +10,7 @@ from sordino.client.gradients import fused, ways
 from sordino.client.gradients.lengths import Length, squared_norms
 from sordino.client.gradients.patches import Geometry, last_padded, patches_view, scattered
 from sordino.client.gradients.tape import Held, Layer, Saved, Segments, Tape
-from sordino.client.gradients.types import LayerPlan, Slot
+from sordino.client.gradients.types import Slot
 
 SMALL_IMAGE = 16  # at so few positions the native kernels prefer channels first
 
@@ -27,14 +27,9 @@ class ConvLayer(Layer):
         self.one_axis = isinstance(module, nn.Conv1d)
         self.geometry, self.groups = Geometry.of(module), module.groups
         self.inputs, self.outputs = module.in_channels, module.out_channels
+        self.method, self.reason = "fast", "the way is chosen when the size of its input is known"
         self.way: ways.Way | None = None
         self._way_on = ""
-
-    def plan(self) -> LayerPlan:
-        """How the layer is served, once the size of its input is known."""
-        if self.way is None:
-            return LayerPlan(self.name, self.kind, "fast", "the way is chosen when the size of its input is known")
-        return LayerPlan(self.name, self.kind, self.way.method, self.way.reason)
 
     def weight(self, tape: Tape) -> Tensor:
         """The kernels with two axes, ``[(rows,) outputs, channels, kh, kw]``."""
@@ -115,7 +110,7 @@ class ConvLayer(Layer):
         if self.way is None or self._way_on != x.device.type:
             bias = "bias" in self.slots
             self.way = ways.choose(self.geometry, self.inputs, self.outputs, self.groups, x, bias)
-            self._way_on = x.device.type
+            self._way_on, self.method, self.reason = x.device.type, self.way.method, self.way.reason
 
     def _stacked_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Patches times weights, row by row in one batched product."""

@@ -29,15 +29,14 @@ class LinearLayer(Layer):
         if not tape.stacked:
             return functional.linear(x, weight, bias), (x,)
         flat = x.reshape(weight.shape[0], -1, x.shape[-1])
-        transposed = weight.transpose(1, 2)
         cuts = _cuts(flat, weight)
         if cuts > 1:
             out = _cut_product(flat, weight, cuts)
             out = out if bias is None else out.add_(bias.unsqueeze(1))
         elif bias is None:
-            out = torch.bmm(flat, transposed)
+            out = torch.bmm(flat, weight.transpose(1, 2))
         else:
-            out = torch.baddbmm(bias.unsqueeze(1), flat, transposed)
+            out = torch.baddbmm(bias.unsqueeze(1), flat, weight.transpose(1, 2))
         return out.view(*x.shape[:-1], -1), (x,)
 
     def input_gradient(self, dy: Tensor, saved: Saved, tape: Tape) -> Tensor:
