@@ -7,8 +7,8 @@ from torch import nn
 
 from sordino.client import gradients
 from sordino.client.gradients.fast import Fast
+from sordino.client.gradients.layers import order_of
 from sordino.client.gradients.losses import loss_by_name
-from sordino.client.gradients.norms import order_of
 from sordino.models import isolated
 
 

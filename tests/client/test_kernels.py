@@ -12,7 +12,7 @@ from torch import nn
 from sordino.client.gradients import build, fused, graphs
 from sordino.client.gradients.fast import Fast
 from sordino.client.gradients.losses import loss_by_name
-from sordino.client.gradients.segments import Segments
+from sordino.client.gradients.tape import Segments
 from sordino.privacy.generators import Keyed, Turn
 
 pytest.importorskip("triton", reason="pip install triton runs the GPU's kernels on a CPU")

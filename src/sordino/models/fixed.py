@@ -7,13 +7,45 @@ from collections import OrderedDict
 import torch
 from torch import Tensor, nn
 
-from sordino.models.zoo import FixedFeatures, Standardise
+from sordino.models.isolation import isolated
 
-PURE = (nn.Flatten, FixedFeatures, Standardise)
-"""Modules that give the same for a record whenever they are asked, one record at a time, and train nothing."""
+BATCH = 8192
+
+
+@isolated
+class FixedFeatures(nn.Module):
+    """``relu(x·W + c)`` with W and c drawn once and held as buffers, never trained and never released."""
+
+    weight: Tensor
+    bias: Tensor
+
+    def __init__(self, features: int, hidden: int) -> None:
+        super().__init__()
+        drawn = nn.Linear(features, hidden)
+        self.register_buffer("weight", drawn.weight.detach().clone())
+        self.register_buffer("bias", drawn.bias.detach().clone())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Features of a batch of flat records."""
+        return torch.relu(nn.functional.linear(x, self.weight, self.bias))
+
+
+@isolated
+class Standardise(nn.Module):
+    """``(x − mean)/deviation`` with public constants: a fixed map of every record by itself."""
+
+    def __init__(self, mean: float, deviation: float) -> None:
+        super().__init__()
+        self.mean, self.deviation = mean, deviation
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Standardised records."""
+        return (x - self.mean) / self.deviation
+
 
 WORTH = (FixedFeatures, Standardise)
-BATCH = 8192
+PURE = (nn.Flatten, *WORTH)
+"""Modules that give the same for a record whenever they are asked, one record at a time, and train nothing."""
 
 
 def split_fixed(model: nn.Module) -> tuple[nn.Module | None, nn.Module]:

@@ -1,15 +1,22 @@
-"""Which modules are known to treat the records of a batch one by one.
+"""What keeps the records of a batch apart in a network: which modules do, what is refused, and how to mend it.
 
-A comparison on some records cannot show this: a module may mix records in training only, above a certain batch, or for
-certain values. So a batch goes through a model only where every module of it is in this list; any other model sees a
-single record at a time (``torch.func.vmap``, or a batch of one).
+A comparison on some records cannot show that a module treats them one by one: it may mix records in training only,
+above a certain batch, or for certain values. So a batch goes through a model only where every module of it is listed
+here; any other model sees a single record at a time (``torch.func.vmap``, or a batch of one).
 """
 
 from __future__ import annotations
 
+import copy
+import math
 from typing import TypeVar
 
+import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
+
+from sordino.errors import BadInput
 
 Module = TypeVar("Module", bound=type[nn.Module])
 
@@ -25,6 +32,7 @@ _KNOWN: set[type[nn.Module]] = {
     nn.ConstantPad1d, nn.ConstantPad2d, nn.ZeroPad2d, nn.ReflectionPad1d, nn.ReflectionPad2d,
     nn.ReplicationPad1d, nn.ReplicationPad2d,
 }  # fmt: skip
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 def isolated(kind: Module) -> Module:
@@ -45,11 +53,100 @@ def why_not_isolated(model: nn.Module) -> str | None:
                 return f"{where} may take the records of a batch apart"
         elif kind not in _KNOWN:
             return f"{where} ({kind.__name__}) is not known to treat records one by one"
-        if "forward" in vars(module) or _has_hooks(module):
+        if "forward" in vars(module) or any(getattr(module, hooks, None) for hooks in _HOOKS):
             return f"{where} ({kind.__name__}) has code of its own put on it"
     return None
 
 
-def _has_hooks(module: nn.Module) -> bool:
-    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return any(getattr(module, name, None) for name in hooks)
+def check(model: nn.Module, shape: tuple[int, ...], classes: int | None, dtype: torch.dtype = torch.float32) -> None:
+    """Refuse a model that cannot be trained privately on such records, saying why and what to do.
+
+    Refused: layers with statistics over the batch, tied weights, nothing to train, and an output that is not
+    ``[records, classes]`` (``[records]`` or ``[records, 1]`` for regression, ``classes=None``).
+    """
+    refuse_batch_statistics(model)
+    refuse_tied_weights(model)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise BadInput("the model has no trainable parameter; set requires_grad on what should be trained")
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            out = model(torch.zeros((2, *shape), dtype=dtype))
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        reason = str(error).splitlines()[0]
+        raise BadInput(f"the model cannot process records of shape {tuple(shape)}: {reason}") from error
+    finally:
+        model.train(was_training)
+    got = tuple(out.shape) if isinstance(out, torch.Tensor) else type(out).__name__
+    if classes is None and got not in {(2,), (2, 1)}:
+        raise BadInput(f"regression needs one output per record, the model gives {got} for 2 records")
+    if classes is not None and got != (2, classes):
+        raise BadInput(
+            f"the labels have {classes} classes, so the model must give (2, {classes}) for 2 records; it gives {got}"
+        )
+
+
+def refuse_batch_statistics(model: nn.Module) -> None:
+    """Raise for the first layer whose output for one record depends on other records, past or present."""
+    remedy = "replace it with sd.models.private_ready(model)"
+    for name, module in model.named_modules():
+        if isinstance(module, _BatchNorm):
+            raise BadInput(
+                f"layer '{name}' is {type(module).__name__}: it mixes the records of a batch, so no record's influence "
+                f"can be bounded; {remedy}, which puts GroupNorm there"
+            )
+        if isinstance(module, _InstanceNorm) and module.track_running_stats:
+            raise BadInput(
+                f"layer '{name}' is {type(module).__name__} with running statistics, an unnoised trace of the records; "
+                f"{remedy}, which drops them"
+            )
+
+
+def refuse_tied_weights(model: nn.Module) -> None:
+    """Raise when one parameter is used under two names: per-record norms would count it twice."""
+    first: dict[int, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if id(parameter) in first and parameter.requires_grad:
+            raise BadInput(
+                f"parameters '{first[id(parameter)]}' and '{name}' are one tensor (tied weights), which sordino does "
+                "not train; give each layer its own"
+            )
+        first[id(parameter)] = name
+
+
+def private_ready(model: nn.Module) -> nn.Module:
+    """A copy of the model in which every layer treats each record on its own.
+
+    BatchNorm becomes GroupNorm with as many groups as divide the channels, 32 at most, and at least two channels
+    a group; its scale and shift are kept. InstanceNorm loses its running statistics. Other layers are copied as they
+    are.
+    """
+    return _replaced(copy.deepcopy(model))
+
+
+def _replaced(module: nn.Module) -> nn.Module:
+    if isinstance(module, _BatchNorm):
+        return _group_norm_for(module)
+    if isinstance(module, _InstanceNorm):
+        module.track_running_stats = False
+        module.running_mean = module.running_var = module.num_batches_tracked = None
+        return module
+    for name, child in module.named_children():
+        setattr(module, name, _replaced(child))
+    return module
+
+
+def _group_norm_for(norm: _BatchNorm) -> nn.GroupNorm:
+    channels = norm.num_features
+    if channels == 0:
+        raise BadInput("a lazy BatchNorm has no channels yet; run the model once before private_ready")
+    groups = math.gcd(32, channels)
+    while groups > 1 and channels // groups < 2:
+        groups //= 2
+    out = nn.GroupNorm(groups, channels, eps=norm.eps, affine=norm.affine)
+    if norm.affine:
+        with torch.no_grad():
+            out.weight.copy_(norm.weight)
+            out.bias.copy_(norm.bias)
+    return out.to(next(norm.buffers(), torch.empty(0)).device)

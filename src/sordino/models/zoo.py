@@ -1,19 +1,27 @@
-"""Small networks of the papers, each a plain ``nn.Sequential`` so that it can be read in one glance.
+"""The networks that studies use by name, and how a name becomes a network with reproducible first weights.
 
-Every factory takes the shape of one record and the number of classes (None: one real output).
+Every factory takes the shape of one record and the number of classes (None: one real output), and gives a plain
+``nn.Sequential`` that can be read in one glance.
 """
 
 from __future__ import annotations
 
+import difflib
+import importlib
+import inspect
 import math
+from collections.abc import Callable
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from sordino.errors import BadInput
+from sordino.models.fixed import FixedFeatures, Standardise
 from sordino.models.isolation import isolated
 
 Shape = tuple[int, ...]
+Factory = Callable[..., nn.Module]
 
 
 def outputs(classes: int | None) -> int:
@@ -33,40 +41,8 @@ def logistic(shape: Shape, classes: int | None) -> nn.Module:
 
 def mlp(shape: Shape, classes: int | None, hidden: int = 128) -> nn.Module:
     """One hidden layer of ReLU units."""
-    return nn.Sequential(
-        nn.Flatten(), nn.Linear(math.prod(shape), hidden), nn.ReLU(), nn.Linear(hidden, outputs(classes))
-    )
-
-
-@isolated
-class FixedFeatures(nn.Module):
-    """``relu(x·W + c)`` with W and c drawn once and held as buffers, never trained and never released."""
-
-    weight: torch.Tensor
-    bias: torch.Tensor
-
-    def __init__(self, features: int, hidden: int) -> None:
-        super().__init__()
-        drawn = nn.Linear(features, hidden)
-        self.register_buffer("weight", drawn.weight.detach().clone())
-        self.register_buffer("bias", drawn.bias.detach().clone())
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Features of a batch of flat records."""
-        return torch.relu(nn.functional.linear(x, self.weight, self.bias))
-
-
-@isolated
-class Standardise(nn.Module):
-    """``(x − mean)/deviation`` with public constants: a fixed map of every record by itself."""
-
-    def __init__(self, mean: float, deviation: float) -> None:
-        super().__init__()
-        self.mean, self.deviation = mean, deviation
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Standardised records."""
-        return (x - self.mean) / self.deviation
+    first = nn.Linear(math.prod(shape), hidden)
+    return nn.Sequential(nn.Flatten(), first, nn.ReLU(), nn.Linear(hidden, outputs(classes)))
 
 
 def random_features(shape: Shape, classes: int | None, hidden: int = 128) -> nn.Module:
@@ -77,16 +53,8 @@ def random_features(shape: Shape, classes: int | None, hidden: int = 128) -> nn.
 def cnn_small(shape: Shape, classes: int | None) -> nn.Module:
     """Two 3×3 convolutions of 16 and 32 channels, each halved by max-pooling; for 8×8 digits and 28×28 images."""
     channels, height, width = image_size(shape, 4, "cnn-small")
-    return nn.Sequential(
-        nn.Conv2d(channels, 16, 3, padding=1),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(16, 32, 3, padding=1),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(32 * (height // 4) * (width // 4), outputs(classes)),
-    )
+    layers = _pooled(channels, (16, 32), 3, 1, nn.ReLU)
+    return nn.Sequential(*layers, nn.Linear(32 * (height // 4) * (width // 4), outputs(classes)))
 
 
 def robust_hdp_cnn(shape: Shape, classes: int | None, standardise: bool = False) -> nn.Module:
@@ -96,35 +64,46 @@ def robust_hdp_cnn(shape: Shape, classes: int | None, standardise: bool = False)
     Fashion-MNIST. Gradients then point further for the same clip, so a step carries more signal at the same noise.
     """
     channels, height, width = image_size(shape, 4, "robust-hdp-cnn")
-    return nn.Sequential(
-        *([Standardise(0.1307, 0.3081)] if standardise else []),
-        nn.Conv2d(channels, 16, 5, padding=2),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(16, 32, 5, padding=2),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(32 * (height // 4) * (width // 4), outputs(classes)),
-    )
+    before = [Standardise(0.1307, 0.3081)] if standardise else []
+    layers = _pooled(channels, (16, 32), 5, 2, nn.ReLU)
+    return nn.Sequential(*before, *layers, nn.Linear(32 * (height // 4) * (width // 4), outputs(classes)))
+
+
+def fedavg_cnn(shape: Shape, classes: int | None, centred: bool = False, tanh: bool = False) -> nn.Module:
+    """The FedAvg network as FedFDP uses it; 582,026 parameters on 1×28×28 and 878,538 on 3×32×32.
+
+    ``centred`` maps pixels from [0, 1] to [−1, 1] first, as the federated benchmark does that FedFDP's setting is from.
+    ``tanh`` takes the place of ReLU: bounded activations keep gradients near the clip and logits small while noise
+    adds up (Papernot and others, 2021).
+    """
+    channels, *sides = image_size(shape, 16, "fedavg-cnn")
+    unit = nn.Tanh if tanh else nn.ReLU
+    before = [Standardise(0.5, 0.5)] if centred else []
+    layers = _pooled(channels, (32, 64), 5, 0, unit)
+    layers += [nn.Linear(64 * math.prod(((side - 4) // 2 - 4) // 2 for side in sides), 512), unit()]
+    return nn.Sequential(*before, *layers, nn.Linear(512, outputs(classes)))
+
+
+def _pooled(
+    channels: int, widths: tuple[int, ...], kernel: int, padding: int, unit: type[nn.Module]
+) -> list[nn.Module]:
+    """Convolutions with an activation and halved by max-pooling, and then flat."""
+    layers: list[nn.Module] = []
+    for wide in widths:
+        layers += [nn.Conv2d(channels, wide, kernel, padding=padding), unit(), nn.MaxPool2d(2)]
+        channels = wide
+    return [*layers, nn.Flatten()]
 
 
 def tramer_mnist(shape: Shape, classes: int | None) -> nn.Module:
     """The MNIST network of Tramèr and Boneh (2021); 26,010 parameters on 1×28×28."""
-    channels, height, width = image_size(shape, 20, "tramer-mnist")
-    sides = [_after(_after(side, 8, 2, 2) - 1, 4, 2, 0) - 1 for side in (height, width)]
+    channels, *sides = image_size(shape, 20, "tramer-mnist")
+    features = 32 * math.prod(((side - 4) // 2 - 4) // 2 for side in sides)
     return nn.Sequential(
-        nn.Conv2d(channels, 16, 8, stride=2, padding=2),
-        nn.ReLU(),
-        nn.MaxPool2d(2, stride=1),
-        nn.Conv2d(16, 32, 4, stride=2),
-        nn.ReLU(),
-        nn.MaxPool2d(2, stride=1),
-        nn.Flatten(),
-        nn.Linear(32 * sides[0] * sides[1], 32),
-        nn.ReLU(),
-        nn.Linear(32, outputs(classes)),
-    )
+        nn.Conv2d(channels, 16, 8, stride=2, padding=2), nn.ReLU(), nn.MaxPool2d(2, stride=1),
+        nn.Conv2d(16, 32, 4, stride=2), nn.ReLU(), nn.MaxPool2d(2, stride=1),
+        nn.Flatten(), nn.Linear(features, 32), nn.ReLU(), nn.Linear(32, outputs(classes)),
+    )  # fmt: skip
 
 
 def tramer_cifar(shape: Shape, classes: int | None) -> nn.Module:
@@ -139,31 +118,6 @@ def tramer_cifar(shape: Shape, classes: int | None) -> nn.Module:
     return nn.Sequential(*layers, nn.Linear(128, outputs(classes)))
 
 
-def fedavg_cnn(shape: Shape, classes: int | None, centred: bool = False, tanh: bool = False) -> nn.Module:
-    """The FedAvg network as FedFDP uses it; 582,026 parameters on 1×28×28 and 878,538 on 3×32×32.
-
-    ``centred`` maps pixels from [0, 1] to [−1, 1] first, as the federated benchmark does that FedFDP's setting is from.
-    ``tanh`` takes the place of ReLU: bounded activations keep gradients near the clip and logits small while noise
-    adds up (Papernot and others, 2021).
-    """
-    channels, height, width = image_size(shape, 16, "fedavg-cnn")
-    unit = nn.Tanh if tanh else nn.ReLU
-    sides = [((side - 4) // 2 - 4) // 2 for side in (height, width)]
-    return nn.Sequential(
-        *([Standardise(0.5, 0.5)] if centred else []),
-        nn.Conv2d(channels, 32, 5),
-        unit(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(32, 64, 5),
-        unit(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(64 * sides[0] * sides[1], 512),
-        unit(),
-        nn.Linear(512, outputs(classes)),
-    )
-
-
 def image_size(shape: Shape, smallest: int, name: str) -> tuple[int, int, int]:
     """Channels, height and width, or a refusal that says what the network needs."""
     if len(shape) != 3 or min(shape[1:]) < smallest:
@@ -174,6 +128,175 @@ def image_size(shape: Shape, smallest: int, name: str) -> tuple[int, int, int]:
     return shape[0], shape[1], shape[2]
 
 
-def _after(side: int, kernel: int, stride: int, padding: int) -> int:
-    """Side of a convolution's output."""
-    return (side + 2 * padding - kernel) // stride + 1
+def conv(inputs: int, wide: int, kernel: int, stride: int = 1, groups: int = 1) -> nn.Conv2d:
+    """A convolution without bias (a normalisation follows) that keeps the size at stride 1."""
+    padding = (kernel - 1) // 2
+    return nn.Conv2d(inputs, wide, kernel, stride=stride, padding=padding, groups=groups, bias=False)
+
+
+@isolated
+class BasicBlock(nn.Module):
+    """``relu(x' + norm(conv(relu(norm(conv(x))))))`` with x' = x, or its projection where the shape changes."""
+
+    def __init__(self, inputs: int, wide: int, stride: int, groups: int) -> None:
+        super().__init__()
+        self.conv1 = conv(inputs, wide, 3, stride)
+        self.norm1 = nn.GroupNorm(groups, wide)
+        self.relu1 = nn.ReLU()
+        self.conv2 = conv(wide, wide, 3)
+        self.norm2 = nn.GroupNorm(groups, wide)
+        self.relu2 = nn.ReLU()
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or inputs != wide:
+            self.shortcut = nn.Sequential(conv(inputs, wide, 1, stride), nn.GroupNorm(groups, wide))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The block's output for a batch of images."""
+        inner = self.relu1(self.norm1(self.conv1(x)))
+        out: Tensor = self.relu2(self.norm2(self.conv2(inner)) + self.shortcut(x))
+        return out
+
+
+def resnet18_gn(shape: Shape, classes: int | None, groups: int = 32, stem: str = "large") -> nn.Module:
+    """ResNet-18 of He et al. (2016) with GroupNorm; 11,181,642 parameters on 3×32×32 with 10 classes.
+
+    The count fixes the stem: 7×7 with stride 2 and max-pooling, as for large images. ``stem="small"`` is the 3×3 stem
+    without pooling that is usual for CIFAR: 7,680 parameters fewer and about fifteen times the work.
+    """
+    channels, _, _ = image_size(shape, 8, "resnet18-gn")
+    stems: dict[str, list[nn.Module]] = {
+        "large": [conv(channels, 64, 7, 2), nn.GroupNorm(groups, 64), nn.ReLU(), nn.MaxPool2d(3, 2, padding=1)],
+        "small": [conv(channels, 64, 3), nn.GroupNorm(groups, 64), nn.ReLU()],
+    }
+    if stem not in stems:
+        raise BadInput(f"model 'resnet18-gn': unknown stem '{stem}'; choose large or small")
+    layers = stems[stem]
+    inputs = 64
+    for stage, wide in enumerate((64, 128, 256, 512)):
+        layers += [BasicBlock(inputs, wide, 1 if stage == 0 else 2, groups), BasicBlock(wide, wide, 1, groups)]
+        inputs = wide
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, outputs(classes)))
+
+
+def norm_of_eights(channels: int) -> nn.GroupNorm:
+    """GroupNorm over groups of eight channels, so that a 1×1 image still has something to compare with."""
+    return nn.GroupNorm(channels // 8, channels)
+
+
+@isolated
+class InvertedResidual(nn.Module):
+    """Expand by 1×1, filter each channel by 3×3, project by 1×1; added to the input where the shape stays."""
+
+    def __init__(self, inputs: int, wide: int, stride: int, expand: int) -> None:
+        super().__init__()
+        hidden = inputs * expand
+        layers: list[nn.Module] = []
+        if expand != 1:
+            layers += [conv(inputs, hidden, 1), norm_of_eights(hidden), nn.ReLU6()]
+        layers += [conv(hidden, hidden, 3, stride, groups=hidden), norm_of_eights(hidden), nn.ReLU6()]
+        layers += [conv(hidden, wide, 1), norm_of_eights(wide)]
+        self.inner = nn.Sequential(*layers)
+        self.adds = stride == 1 and inputs == wide
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The block's output for a batch of images."""
+        inner: Tensor = self.inner(x)
+        return x + inner if self.adds else inner
+
+
+def mobilenetv2_gn(shape: Shape, classes: int | None) -> nn.Module:
+    """MobileNetV2 of Sandler et al. (2018) with GroupNorm; 2,236,682 parameters on 3 channels with 10 classes."""
+    channels, _, _ = image_size(shape, 8, "mobilenetv2-gn")
+    layers: list[nn.Module] = [conv(channels, 32, 3, 2), norm_of_eights(32), nn.ReLU6()]
+    inputs = 32
+    plan = [(1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1)]
+    for expand, wide, repeats, first_stride in plan:
+        for index in range(repeats):
+            layers.append(InvertedResidual(inputs, wide, first_stride if index == 0 else 1, expand))
+            inputs = wide
+    layers += [conv(inputs, 1280, 1), norm_of_eights(1280), nn.ReLU6()]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(1280, outputs(classes)))
+
+
+_FACTORIES: tuple[Factory, ...] = (
+    linear, logistic, mlp, cnn_small, random_features, robust_hdp_cnn, tramer_mnist, tramer_cifar, fedavg_cnn,
+    resnet18_gn, mobilenetv2_gn,
+)  # fmt: skip
+_ZOO = {factory.__name__.replace("_", "-"): factory for factory in _FACTORIES}
+
+
+def names() -> list[str]:
+    """Names that ``build`` knows, in the order of the documentation."""
+    return list(_ZOO)
+
+
+def build(
+    spec: str | nn.Module, shape: tuple[int, ...], classes: int | None, seed: int = 0, **options: Any
+) -> nn.Module:
+    """Build a network for records of one shape.
+
+    Parameters
+    ----------
+    spec
+        A name of :func:`names`, ``"module:factory"`` (called as ``factory(shape, classes, **options)``), or an
+        ``nn.Module``, which is returned as it is.
+    shape
+        Shape of one record without the batch axis: ``(features,)`` or ``(channels, height, width)``.
+    classes
+        Number of labels, or None for regression, which gets one output.
+    seed
+        Seed of the first weights. They are the same whatever the state of the global generator, which is left
+        as it was found.
+    **options
+        Passed to the factory, such as ``hidden=512`` for ``random-features``.
+    """
+    if isinstance(spec, nn.Module):
+        if options:
+            raise BadInput(f"model options {sorted(options)} were given together with a ready module; drop them")
+        return spec
+    sizes = tuple(int(size) for size in shape)
+    if not sizes or min(sizes) < 1:
+        raise BadInput(f"record shape {shape} has an empty axis; give (features,) or (channels, height, width)")
+    if classes is not None and classes < 2:
+        raise BadInput(f"classes = {classes}: a classifier needs at least 2 labels; use classes=None for regression")
+    factory = check_spec(spec, options)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = factory(sizes, classes, **options)
+    if not isinstance(model, nn.Module):
+        raise BadInput(f"model '{spec}' returned a {type(model).__name__}; a factory must return a torch.nn.Module")
+    return model
+
+
+def check_spec(spec: str, options: dict[str, Any]) -> Factory:
+    """The factory of that name; refuses a name that is not known and options that the model does not have."""
+    factory = _factory(spec)
+    accepted = inspect.signature(factory).parameters
+    own = list(accepted)[2:]
+    unknown = sorted(set(options) - set(own))
+    if unknown and not any(parameter.kind is parameter.VAR_KEYWORD for parameter in accepted.values()):
+        known = ", ".join(own) or "none"
+        raise BadInput(f"model '{spec}' has no option {', '.join(unknown)}; its options: {known}")
+    return factory
+
+
+def _factory(spec: str) -> Factory:
+    if spec in _ZOO:
+        return _ZOO[spec]
+    if ":" not in spec:
+        near = difflib.get_close_matches(spec, _ZOO, n=1)
+        hint = f"did you mean '{near[0]}'? " if near else ""
+        raise BadInput(
+            f"unknown model '{spec}' (model.name): {hint}known: {', '.join(_ZOO)}, or your own as 'module:factory'"
+        )
+    module_name, _, attribute = spec.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise BadInput(
+            f"model '{spec}': cannot import '{module_name}' ({error}); is its folder on PYTHONPATH?"
+        ) from error
+    factory: Factory | None = getattr(module, attribute, None)
+    if not callable(factory):
+        raise BadInput(f"model '{spec}': '{module_name}' has no function '{attribute}'")
+    return factory

@@ -18,9 +18,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from sordino.client.gradients.apart import Backward, Maker, Space, Unserved, stages_of
-from sordino.client.gradients.layout import dimension_of, flatten, layout_of, load
+from sordino.client.gradients.apart import Maker, Space, Unserved, stages_of
+from sordino.client.gradients.chain import Chain
 from sordino.client.gradients.losses import Loss
+from sordino.client.gradients.types import Trainable
 from sordino.errors import BadInput
 
 BLOCK, BYTES = 32, 1 << 22
@@ -28,9 +29,10 @@ BLOCK, BYTES = 32, 1 << 22
 
 
 class Singles(NamedTuple):
-    """Some records, each by itself: losses (NaN where a record raised an error), gradients ``[n, d]``, and what raised.
+    """Losses and gradients of some records, each computed by itself.
 
-    Gradients mean nothing where only losses were asked for, or where a loss is not finite.
+    A loss is NaN where a record raised an error; ``troubles`` says what was raised. Gradients ``[n, d]`` mean nothing
+    where only losses were asked for, or where a loss is not finite.
     """
 
     losses: list[float]
@@ -39,7 +41,7 @@ class Singles(NamedTuple):
 
 
 Grade = Callable[[Tensor, Tensor], Singles]
-"""From records ``x[n, …]``, ``y[n]``."""
+"""Computes the losses and gradients of records ``x[n, …]``, ``y[n]``."""
 
 
 class _Copy:
@@ -52,7 +54,7 @@ class _Copy:
         self.ticket: object = None
 
 
-class Alone:
+class Alone(Trainable):
     """Gradients and losses of single records.
 
     Guarantees
@@ -64,19 +66,19 @@ class Alone:
     """
 
     def __init__(self, model: nn.Module, loss: Loss, apart: bool = True) -> None:
+        super().__init__(model)
         self._model, self._loss = copy.deepcopy(model), loss
-        self._slots = layout_of(model)
-        self._stages = stages_of(self._model, self._slots) if apart else None
+        self._stages = stages_of(self._model, self.layout) if apart else None
         self._own = threading.local()
 
     @property
     def block(self) -> int:
         """How many records to hand over at a time."""
-        return 1 if self._stages is None else max(1, min(BLOCK, BYTES // (4 * dimension_of(self._slots))))
+        return 1 if self._stages is None else max(1, min(BLOCK, BYTES // (4 * self.dimension)))
 
     def check(self, shape: tuple[int, ...], classes: int | None) -> None:
         """Refuse a model that fails on a record of zeros: on a site's records nobody would be told."""
-        weights, inner = flatten(self._model, self._slots), nn.Embedding in {type(one) for one in self._model.modules()}
+        weights, inner = self.flatten(self._model), nn.Embedding in {type(one) for one in self._model.modules()}
         x = torch.zeros(1, *shape, dtype=torch.long if inner else weights.dtype)
         y = torch.zeros(1, dtype=weights.dtype if classes is None else torch.long)
         found = self._singly(weights, True)(x, y).troubles
@@ -84,12 +86,12 @@ class Alone:
             raise BadInput(f"the model fails on a record of zeros: {found[0]}")
 
     def under(self, weights: Tensor, gradients: bool = True) -> Grade:
-        """What grades records under these weights, ``[d]``; or gives their losses only."""
+        """A function that grades records under these weights, ``[d]``, or gives their losses only."""
         flat = weights.detach().clone()
         singly = self._singly(flat, gradients)
         if self._stages is None or flat.dtype is not torch.float32:
             return singly
-        apart = self._apart(self._stages, flat, gradients)
+        apart = self._apart(*self._stages, flat, gradients)
 
         def grade(x: Tensor, y: Tensor) -> Singles:
             try:
@@ -108,7 +110,7 @@ class Alone:
             if own is None:
                 own = self._own.copy = _Copy(self._model)
             if own.ticket is not ticket:
-                load(own.model, self._slots, flat)
+                self.load(own.model, flat)
                 own.ticket = ticket
             for buffer, before in own.buffers:
                 buffer.copy_(before)
@@ -136,28 +138,22 @@ class Alone:
 
         return grade
 
-    def _apart(self, makers: list[Maker], flat: Tensor, gradients: bool) -> Grade:
-        stages = [make(flat) for make in makers]
-        first = next(k for k, one in enumerate(stages) if hasattr(one, "weight"))
-        width = dimension_of(self._slots)
+    def _apart(self, makers: list[Maker], first: int, flat: Tensor, gradients: bool) -> Grade:
+        chain = Chain(tuple(make(flat) for make in makers), first)
 
         def grade(x: Tensor, y: Tensor) -> Singles:
             space: Space | None = getattr(self._own, "space", None)
             if space is None:
                 space = self._own.space = Space()
             with torch.no_grad():
-                ways: list[Backward] = []
-                for stage in stages:
-                    x, way = stage.forward(x, space)
-                    ways.append(way)
+                x, ways = chain.forward(x, space)
                 outputs = space.in_lanes("outputs", x)
                 slopes = torch.zeros_like(outputs)
                 losses = self._loss.each(outputs, y, slopes)
                 if not gradients:
                     return Singles(losses, flat[:0], [])
-                grads = space.lanes("gradients", len(y), (width,))
-                for k in range(len(ways) - 1, first - 1, -1):
-                    slopes = ways[k](slopes, grads, k > first)
-            return Singles(losses, grads, [])
+                space.grads = space.lanes("gradients", len(y), (self.dimension,))
+                chain.backward(slopes, ways)
+            return Singles(losses, space.grads, [])
 
         return grade

@@ -1,263 +1,112 @@
-"""A sequential model without autograd: each stage knows its own way back.
+"""The fast engine's own copy of a model: its trainable leaves run by their rules, the rest as written.
 
-The tape needs no graph where the model is a chain of modules, and a step of a small network costs a good part of its
-time in building one.
+Where the model is a chain of modules, each stage knows its own way back and no autograd is needed: a step of a small
+network costs a good part of its time in building a graph.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from sordino.client.gradients import fused
 from sordino.client.gradients.convolution import ConvLayer
-from sordino.client.gradients.patches import Geometry, Pair
-from sordino.client.gradients.shadow import padding_before
-from sordino.client.gradients.tape import Layer, Saved, Tape, Workspace
+from sordino.client.gradients.layers import EmbeddingLayer, GroupNormLayer, LayerNormLayer, LinearLayer
+from sordino.client.gradients.patches import Geometry, pads_with_zeros
+from sordino.client.gradients.tape import Layer, Tape, Workspace
+from sordino.client.gradients.types import Slot
+from sordino.errors import BadInput
+
+_RULES: dict[type[nn.Module], Callable[[str, Any, dict[str, Slot]], Layer]] = {
+    nn.Linear: LinearLayer,
+    nn.Embedding: EmbeddingLayer,
+    nn.Conv1d: ConvLayer,
+    nn.Conv2d: ConvLayer,
+    nn.GroupNorm: GroupNormLayer,
+    nn.InstanceNorm1d: GroupNormLayer,
+    nn.InstanceNorm2d: GroupNormLayer,
+    nn.InstanceNorm3d: GroupNormLayer,
+    nn.LayerNorm: LayerNormLayer,
+}
 
 
-class Stage(Protocol):
-    """One module of a chain."""
-
-    def forward(self, x: Tensor, tape: Tape) -> tuple[Tensor, Saved]:
-        """Output, and what the way back needs."""
-
-    def backward(self, dy: Tensor, saved: Saved, tape: Tape, further: bool) -> Tensor:
-        """Gradient of the input; any tensor where nothing ``further`` back needs it."""
+class Unsupported(BadInput):
+    """The fast engine cannot serve a model; the message says which layer and why."""
 
 
-@dataclass(frozen=True)
-class Trained:
-    """A layer with a rule."""
+def shadow_of(
+    model: nn.Module, slots: list[Slot], run: Callable[[Layer, Tensor], Tensor]
+) -> tuple[nn.Module, list[Layer]]:
+    """Copy a model so that every leaf with trainable parameters calls ``run(layer, x)``, or raise Unsupported.
 
-    layer: Layer
-
-    def forward(self, x: Tensor, tape: Tape) -> tuple[Tensor, Saved]:
-        """The layer's own."""
-        out, saved = self.layer.forward(x, tape)
-        tape.volume += out.numel()
-        return out, saved
-
-    def backward(self, dy: Tensor, saved: Saved, tape: Tape, further: bool) -> Tensor:
-        """Record the layer on the tape; differentiate its input where asked."""
-        dx = self.layer.input_gradient(dy, saved, tape) if further else dy
-        self.layer.record(dy, saved, tape)
-        return dx
-
-
-@dataclass(frozen=True)
-class Relu:
-    """max(x, 0), written over its input where no other stage needs that."""
-
-    over: bool
-
-    def forward(self, x: Tensor, tape: Tape) -> tuple[Tensor, Saved]:
-        """The positive part."""
-        out = torch.relu_(x) if self.over else torch.relu(x)
-        return out, (out,)
-
-    def backward(self, dy: Tensor, saved: Saved, tape: Tape, further: bool) -> Tensor:
-        """dy where the output is positive."""
-        dx: Tensor = torch.ops.aten.threshold_backward(dy, saved[0], 0)
-        return dx
+    The copy's own trainable weights become NaN views of a single number. They cost no memory, and code that reads them
+    past the leaf's ``forward`` cannot go unnoticed.
+    """
+    hollow: dict[int, object] = {
+        id(parameter): nn.Parameter(parameter.new_full((), torch.nan).expand(parameter.shape), requires_grad=False)
+        for parameter in model.parameters()
+        if parameter.requires_grad
+    }
+    shadow = copy.deepcopy(model, hollow)
+    layers = [_layer(name, shadow.get_submodule(name), own) for name, own in slots_by_layer(slots).items()]
+    for layer in layers:
+        _route(shadow.get_submodule(layer.name), layer, run)
+    for module in shadow.modules():
+        if getattr(module, "inplace", False):
+            setattr(module, "inplace", False)  # noqa: B010  (what it would write over, a layer may have recorded)
+        if type(module) is nn.Sequential:
+            pool_before_relu(module)
+    return shadow, layers
 
 
-@dataclass(frozen=True)
-class MaxPool:
-    """Largest value of every window, in buffers that outlive the pass."""
-
-    name: str
-    geometry: Geometry
-
-    def _places(self) -> tuple[Pair, Pair, Pair, Pair, bool]:
-        return self.geometry.kernel, self.geometry.stride, self.geometry.padding, self.geometry.dilation, False
-
-    def forward(self, x: Tensor, tape: Tape) -> tuple[Tensor, Saved]:
-        """Values, and where they were."""
-        shape = (*x.shape[:2], *self.geometry.output(x.shape[2], x.shape[3]))
-        out = image(tape.scratch, f"{self.name}/out", shape, x, x.dtype)
-        index = image(tape.scratch, f"{self.name}/index", shape, x, torch.long)
-        torch.ops.aten.max_pool2d_with_indices.out(x, *self._places(), out=out, indices=index)
-        return out, (x, index)
-
-    def backward(self, dy: Tensor, saved: Saved, tape: Tape, further: bool) -> Tensor:
-        """dy at those places."""
-        x, index = saved
-        dx = image(tape.scratch, f"{self.name}/dx", tuple(x.shape), x, x.dtype)
-        torch.ops.aten.max_pool2d_with_indices_backward.grad_input(dy, x, *self._places(), index, grad_input=dx)
-        return dx
+def slots_by_layer(slots: list[Slot]) -> dict[str, dict[str, Slot]]:
+    """The slots of every module that owns trainable parameters, by the module's name and the parameter's own."""
+    owned: dict[str, dict[str, Slot]] = {}
+    for slot in slots:
+        owner, _, own = slot.name.rpartition(".")
+        owned.setdefault(owner, {})[own] = slot
+    return owned
 
 
-@dataclass(frozen=True)
-class RectifiedPool:
-    """The largest of every window, then max(·, 0); one kernel where there is one."""
-
-    pool: MaxPool
-    relu: Relu
-
-    def forward(self, x: Tensor, tape: Tape) -> tuple[Tensor, Saved]:
-        """One after the other, or both at once."""
-        if fused.serves(x):
-            out, taken = fused.pooled(x, self.pool.geometry)
-            return out, (x, taken)
-        largest, (x, places) = self.pool.forward(x, tape)
-        out, _ = self.relu.forward(largest, tape)
-        return out, (x, places, out)
-
-    def backward(self, dy: Tensor, saved: Saved, tape: Tape, further: bool) -> Tensor:
-        """dy where the largest value was, if that was positive."""
-        x, places = saved[:2]
-        if places.dtype == torch.uint8:
-            return fused.pooled_back(dy, places, (x.shape[2], x.shape[3]), self.pool.geometry)
-        return self.pool.backward(self.relu.backward(dy, saved[2:], tape, further), (x, places), tape, further)
+def _layer(name: str, module: nn.Module, own: dict[str, Slot]) -> Layer:
+    kind = type(module)
+    if kind not in _RULES:
+        raise Unsupported(f"layer '{name}' ({kind.__name__}) has no fast rule")
+    if isinstance(module, nn.Embedding) and (module.max_norm is not None or module.scale_grad_by_freq):
+        raise Unsupported(f"layer '{name}' renormalises its table or scales gradients by frequency")
+    return _RULES[kind](name, module, own)
 
 
-@dataclass(frozen=True)
-class ConvolvedPool:
-    """A convolution and the rectified pool after it; one kernel where there is one."""
-
-    convolution: Trained
-    pool: RectifiedPool
-
-    def forward(self, x: Tensor, tape: Tape) -> tuple[Tensor, Saved]:
-        """One after the other, or both at once."""
-        layer, geometry = self.convolution.layer, self.pool.pool.geometry
-        if isinstance(layer, ConvLayer) and layer.pools(x, tape, geometry):
-            out, saved = layer.forward_pooled(x, tape, geometry.kernel[0])
-            tape.volume += out.numel() * geometry.taps
-            return out, saved
-        between, first = self.convolution.forward(x, tape)
-        out, second = self.pool.forward(between, tape)
-        return out, (*first, *second)
-
-    def backward(self, dy: Tensor, saved: Saved, tape: Tape, further: bool) -> Tensor:
-        """Back through the pool, then through the convolution."""
-        layer, geometry = self.convolution.layer, self.pool.pool.geometry
-        if isinstance(layer, ConvLayer) and layer.pools(saved[0], tape, geometry):
-            return layer.backward_pooled(dy, saved, tape, geometry, further)
-        own = 2 if saved[-1].dtype == torch.uint8 else 3
-        between = self.pool.backward(dy, saved[-own:], tape, True)
-        return self.convolution.backward(between, saved[:-own], tape, further)
+def _route(module: nn.Module, layer: Layer, run: Callable[[Layer, Tensor], Tensor]) -> None:
+    padding = padding_before(module)
+    module.forward = lambda x: run(layer, x if padding is None else padding(x))
 
 
-def image(scratch: Workspace, key: str, shape: tuple[int, ...], like: Tensor, dtype: torch.dtype) -> Tensor:
-    """A buffer for images in the memory order of another one."""
-    n, channels, height, width = shape
-    if like.is_contiguous():
-        return scratch.take(key, shape, dtype, like.device)
-    return scratch.take(key, (n, height, width, channels), dtype, like.device).permute(0, 3, 1, 2)
+def padding_before(module: nn.Module) -> Callable[[Tensor], Tensor] | None:
+    """Padding that the layer's rule does not know (reflected, circular, "same"), to be done before it."""
+    if not isinstance(module, nn.Conv1d | nn.Conv2d) or pads_with_zeros(module):
+        return None
+    mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
+    return partial(functional.pad, pad=list(module._reversed_padding_repeated_twice), mode=mode)
 
 
-class Flat:
-    """All axes but the records' as one."""
-
-    def forward(self, x: Tensor, tape: Tape) -> tuple[Tensor, Saved]:
-        """In the order of the axes, whatever the order in memory."""
-        return x.flatten(1), (x,)
-
-    def backward(self, dy: Tensor, saved: Saved, tape: Tape, further: bool) -> Tensor:
-        """Back to the input's order in memory, in which the stages before it are fast."""
-        dx = dy.view(saved[0].shape)
-        if dx.dim() == 4 and not saved[0].is_contiguous():
-            dx = dx.contiguous(memory_format=torch.channels_last)
-        return dx
-
-
-@dataclass(frozen=True)
-class Other:
-    """Any module without trained parameters, by autograd over itself alone."""
-
-    module: nn.Module
-
-    def forward(self, x: Tensor, tape: Tape) -> tuple[Tensor, Saved]:
-        """The module's own, with a graph of one step."""
-        x = x.detach().requires_grad_(x.is_floating_point())
-        with torch.enable_grad():
-            out: Tensor = self.module(x)
-        return out.detach(), (x, out)
-
-    def backward(self, dy: Tensor, saved: Saved, tape: Tape, further: bool) -> Tensor:
-        """Gradient through that step."""
-        return torch.autograd.grad(saved[1], saved[0], dy)[0]
-
-
-@dataclass(frozen=True)
-class Fixed:
-    """Any module before the first trained layer: nothing asks for its gradient."""
-
-    module: nn.Module
-
-    def forward(self, x: Tensor, tape: Tape) -> tuple[Tensor, Saved]:
-        """The module's own."""
-        out: Tensor = self.module(x)
-        return out, ()
-
-    def backward(self, dy: Tensor, saved: Saved, tape: Tape, further: bool) -> Tensor:
-        """Never needed."""
-        return dy
-
-
-@dataclass(frozen=True)
-class Chain:
-    """Stages of a model; those before ``first`` have nothing to train and are not gone back to."""
-
-    stages: tuple[Stage, ...]
-    first: int
-
-    def forward(self, x: Tensor, tape: Tape) -> tuple[Tensor, list[Saved]]:
-        """Outputs of the model, and what every stage saved."""
-        saved: list[Saved] = []
-        for stage in self.stages:
-            x, kept = stage.forward(x, tape)
-            saved.append(kept)
-        return x, saved
-
-    def backward(self, dy: Tensor, saved: list[Saved], tape: Tape) -> None:
-        """Go back to the first trained layer, recording each."""
-        for index in range(len(self.stages) - 1, self.first - 1, -1):
-            dy = self.stages[index].backward(dy, saved.pop(), tape, index > self.first)
-
-
-def chain_of(model: nn.Module, layers: list[Layer]) -> Chain | None:
-    """The model as a chain, or None where its own forward code decides."""
-    by_name = {layer.name: layer for layer in layers}
-    stages: list[Stage] = []
-    trained: list[int] = []
-    for name, module in in_order("", model):
-        if name not in by_name:
-            if any(inner.startswith(f"{name}.") for inner in by_name):
-                return None
-            stages.append(_stage(name, module, stages[-1]) if trained else Fixed(module))
-            continue
-        padding = padding_before(module)
-        if padding is not None:
-            stages.append(Other(padding) if trained else Fixed(padding))
-        trained.append(len(stages))
-        stages.append(Trained(by_name[name]))
-    return Chain(_joined(stages), trained[0]) if len(trained) == len(layers) else None
-
-
-def _joined(stages: list[Stage]) -> tuple[Stage, ...]:
-    """The same stages; a pool and the rectifier after it as one, and with a convolution before them."""
-    kept: list[Stage] = []
-    for stage in stages:
-        last = kept[-1] if kept else None
-        if not (isinstance(stage, Relu) and isinstance(last, MaxPool) and last.geometry.taps <= fused.POOL_TAPS):
-            kept.append(stage)
-            continue
-        kept[-1] = joint = RectifiedPool(last, stage)
-        before = kept[-2] if len(kept) > 1 else None
-        if isinstance(before, Trained) and isinstance(before.layer, ConvLayer):
-            kept[-2:] = [ConvolvedPool(before, joint)]
-    return tuple(kept)
+def pool_before_relu(sequence: nn.Sequential | list[nn.Module]) -> None:
+    """Swap every ReLU and the max-pooling after it: the same function and gradient on a quarter of the numbers."""
+    for index in range(len(sequence) - 1):
+        first, second = sequence[index], sequence[index + 1]
+        if type(first) is nn.ReLU and type(second) is nn.MaxPool2d and not second.return_indices:
+            sequence[index], sequence[index + 1] = second, first
 
 
 def in_order(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Modules of nested sequences in the order in which they run."""
+    """Modules of nested sequences, with their names, in the order in which they run."""
     if type(module) is not nn.Sequential:
         yield name, module
         return
@@ -266,16 +115,210 @@ def in_order(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             yield from in_order(f"{name}.{key}" if name else key, child)
 
 
-def _stage(name: str, module: nn.Module, before: Stage) -> Stage:
+Backward = Callable[[Tensor, bool], Tensor]
+"""From the gradient of a stage's output to that of its input; to any tensor where nothing further back needs it, which
+the second argument says."""
+
+
+class Place(Protocol):
+    """Where a chain runs: a pass's tape, or the buffers of a site's thread."""
+
+    scratch: Workspace
+
+
+Where = TypeVar("Where", bound=Place)
+Stage = Callable[[Tensor, Where], tuple[Tensor, Backward]]
+"""One module of a chain: its output, and the way back."""
+
+
+@dataclass(frozen=True)
+class _Trained:
+    """A layer with a rule: on the way back it is recorded on the tape, and its input differentiated where asked."""
+
+    layer: Layer
+
+    def __call__(self, x: Tensor, tape: Tape) -> tuple[Tensor, Backward]:
+        layer = self.layer
+        out, saved = layer.forward(x, tape)
+        tape.volume += out.numel()
+
+        def backward(dy: Tensor, further: bool) -> Tensor:
+            dx = layer.input_gradient(dy, saved, tape) if further else dy
+            layer.record(dy, saved, tape)
+            return dx
+
+        return out, backward
+
+
+@dataclass(frozen=True)
+class _Relu:
+    """max(x, 0), written over its input where no other stage needs that."""
+
+    over: bool
+
+    def __call__(self, x: Tensor, place: Place) -> tuple[Tensor, Backward]:
+        out = torch.relu_(x) if self.over else torch.relu(x)
+        return out, lambda dy, further: torch.ops.aten.threshold_backward(dy, out, 0)
+
+
+@dataclass(frozen=True)
+class _MaxPool:
+    """Largest value of every window, in buffers that outlive the pass."""
+
+    name: str
+    geometry: Geometry
+
+    def __call__(self, x: Tensor, place: Place) -> tuple[Tensor, Backward]:
+        name, places = self.name, (*self.geometry, False)
+        shape = (*x.shape[:2], *self.geometry.output(*x.shape[2:]))
+        out = _image(place.scratch, f"{name}/out", shape, x)
+        index = _image(place.scratch, f"{name}/index", shape, x, torch.long)
+        torch.ops.aten.max_pool2d_with_indices.out(x, *places, out=out, indices=index)
+
+        def backward(dy: Tensor, further: bool) -> Tensor:
+            dx = _image(place.scratch, f"{name}/dx", tuple(x.shape), x)
+            torch.ops.aten.max_pool2d_with_indices_backward.grad_input(dy, x, *places, index, grad_input=dx)
+            return dx
+
+        return out, backward
+
+
+def _image(
+    scratch: Workspace, key: str, shape: tuple[int, ...], like: Tensor, dtype: torch.dtype | None = None
+) -> Tensor:
+    """A buffer for images in the memory order of another one."""
+    n, channels, height, width = shape
+    if like.is_contiguous():
+        return scratch.take(key, shape, like, dtype)
+    return scratch.take(key, (n, height, width, channels), like, dtype).permute(0, 3, 1, 2)
+
+
+@dataclass(frozen=True)
+class _RectifiedPool:
+    """The largest of every window, then max(·, 0); one kernel where there is one."""
+
+    pool: _MaxPool
+    relu: _Relu
+
+    def __call__(self, x: Tensor, tape: Tape) -> tuple[Tensor, Backward]:
+        geometry = self.pool.geometry
+        if fused.serves(x):
+            out, taken = fused.pooled(x, geometry)
+            size = (x.shape[2], x.shape[3])
+            return out, lambda dy, further: fused.pooled_back(dy, taken, size, geometry)
+        largest, back = self.pool(x, tape)
+        out, through = self.relu(largest, tape)
+        return out, lambda dy, further: back(through(dy, further), further)
+
+
+@dataclass(frozen=True)
+class _ConvolvedPool:
+    """A convolution and the rectified pool after it; one kernel where there is one."""
+
+    convolution: _Trained
+    layer: ConvLayer
+    pool: _RectifiedPool
+
+    def __call__(self, x: Tensor, tape: Tape) -> tuple[Tensor, Backward]:
+        layer, geometry = self.layer, self.pool.pool.geometry
+        if layer.pools(x, tape, geometry):
+            out, saved = layer.forward_pooled(x, tape, geometry.kernel[0])
+            tape.volume += out.numel() * geometry.taps
+            return out, lambda dy, further: layer.backward_pooled(dy, saved, tape, geometry, further)
+        between, back = self.convolution(x, tape)
+        out, through = self.pool(between, tape)
+        return out, lambda dy, further: back(through(dy, True), further)
+
+
+def _flat(x: Tensor, place: Place) -> tuple[Tensor, Backward]:
+    """All axes but the records' as one; on the way back in the input's order in memory, as earlier stages like it."""
+    shape, last = x.shape, x.dim() == 4 and not x.is_contiguous()
+
+    def backward(dy: Tensor, further: bool) -> Tensor:
+        dx = dy.view(shape)
+        return dx.contiguous(memory_format=torch.channels_last) if last else dx
+
+    return x.flatten(1), backward
+
+
+@dataclass(frozen=True)
+class _Other:
+    """Any function without trained parameters, by autograd over itself alone; without where nothing goes back."""
+
+    function: Callable[[Tensor], Tensor]
+    back: bool
+
+    def __call__(self, x: Tensor, tape: Tape) -> tuple[Tensor, Backward]:
+        if not self.back:
+            return self.function(x), lambda dy, further: dy
+        given = x.detach().requires_grad_(x.is_floating_point())
+        with torch.enable_grad():
+            out = self.function(given)
+        return out.detach(), lambda dy, further: torch.autograd.grad(out, given, dy)[0]
+
+
+@dataclass(frozen=True)
+class Chain(Generic[Where]):
+    """Stages of a model; those before ``first`` have nothing to train and are not gone back to."""
+
+    stages: tuple[Stage[Where], ...]
+    first: int
+
+    def forward(self, x: Tensor, place: Where) -> tuple[Tensor, list[Backward]]:
+        """Outputs of the model, and every stage's way back."""
+        ways: list[Backward] = []
+        for stage in self.stages:
+            x, way = stage(x, place)
+            ways.append(way)
+        return x, ways
+
+    def backward(self, dy: Tensor, ways: list[Backward]) -> None:
+        """Go back to the first trained layer, recording each; what a stage saved goes as the pass goes."""
+        for index in range(len(self.stages) - 1, self.first - 1, -1):
+            dy = ways.pop()(dy, index > self.first)
+
+
+def chain_of(model: nn.Module, layers: list[Layer]) -> Chain[Tape] | None:
+    """The model as a chain, or None where its own forward code decides."""
+    by_name = {layer.name: layer for layer in layers}
+    stages: list[Stage[Tape]] = []
+    trained: list[int] = []
+    for name, module in in_order("", model):
+        if name not in by_name:
+            if any(inner.startswith(f"{name}.") for inner in by_name):
+                return None
+            plain = plain_stage(name, module, isinstance(stages[-1], _Trained | _MaxPool)) if trained else None
+            stages.append(plain or _Other(module, back=bool(trained)))
+            continue
+        padding = padding_before(module)
+        if padding is not None:
+            stages.append(_Other(padding, back=bool(trained)))
+        trained.append(len(stages))
+        stages.append(_Trained(by_name[name]))
+    return Chain(_joined(stages), trained[0]) if len(trained) == len(layers) else None
+
+
+def plain_stage(name: str, module: nn.Module, over: bool = False) -> Stage[Place] | None:
+    """The stage of a module without parameters that has one of its own; ``over``: a ReLU may write over its input."""
     if type(module) is nn.ReLU:
-        return Relu(over=isinstance(before, Trained | MaxPool))
+        return _Relu(over)
     if type(module) is nn.MaxPool2d and not (module.return_indices or module.ceil_mode):
-        places = (module.kernel_size, module.stride, module.padding, module.dilation)
-        return MaxPool(name, Geometry(*(_pair(each) for each in places)))
+        return _MaxPool(name, Geometry.of(module))
     if type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1):
-        return Flat()
-    return Other(module)
+        return _flat
+    return None
 
 
-def _pair(value: int | tuple[int, int]) -> tuple[int, int]:
-    return (value, value) if isinstance(value, int) else value
+def _joined(stages: list[Stage[Tape]]) -> tuple[Stage[Tape], ...]:
+    """The same stages; a pool and the rectifier after it as one, and with a convolution before them."""
+    kept: list[Stage[Tape]] = []
+    for stage in stages:
+        last = kept[-1] if kept else None
+        if not (isinstance(stage, _Relu) and isinstance(last, _MaxPool) and last.geometry.taps <= fused.POOL_TAPS):
+            kept.append(stage)
+            continue
+        kept[-1] = joint = _RectifiedPool(last, stage)
+        before = kept[-2] if len(kept) > 1 else None
+        if isinstance(before, _Trained) and isinstance(before.layer, ConvLayer):
+            kept[-2:] = [_ConvolvedPool(before, before.layer, joint)]
+    return tuple(kept)

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from sordino.client.gradients import fused
+from sordino.client.gradients.alone import Alone
+from sordino.client.gradients.chain import Unsupported
 from sordino.client.gradients.exact import Exact
 from sordino.client.gradients.fast import Fast
-from sordino.client.gradients.layout import layout_of, view_of
 from sordino.client.gradients.losses import Loss, loss_by_name
-from sordino.client.gradients.rules import Unsupported
-from sordino.client.gradients.types import Engine, Graded, LayerPlan, Slot, evaluating, precise
-from sordino.errors import BadInput
+from sordino.client.gradients.types import Engine, Graded, LayerPlan, evaluating, precise
+from sordino.errors import BadInput, SordinoError
 from sordino.models import refuse_batch_statistics, refuse_tied_weights, why_not_isolated
 
 # Float32 rounding stays below, a wrong rule far above; an activation that changes sides turns a sum without changing
@@ -57,10 +55,8 @@ def build(
         raise BadInput(f"unknown gradient engine '{kind}'; choose auto, fast or exact")
     if kind == "exact":
         return Exact(model, per_record, "asked for")
-    mixing = why_not_isolated(model)
-    if mixing is not None and kind == "auto":
-        return Exact(model, per_record, mixing)
     try:
+        mixing = why_not_isolated(model)
         if mixing is not None:
             raise Unsupported(mixing)
         engine = Checked(Fast(model, per_record, mixed=mixed), model, per_record, fallback=kind == "auto")
@@ -75,31 +71,18 @@ def build(
     return engine
 
 
-@dataclass
-class Checked:
-    """The fast engine, compared with plain autograd before it is used; the exact one where they differ."""
+class Checked(Engine):
+    """The fast engine, compared with plain autograd before it is used; the exact one where they differ.
 
-    engine: Fast | Exact
-    model: nn.Module
-    loss: Loss
-    fallback: bool
-    settled: frozenset[str] = frozenset()
-    """On which kinds of device the comparison was made: kernels differ from one to the other."""
+    ``settled``: on which kinds of device the comparison was made; kernels differ from one to the other.
+    """
 
-    @property
-    def module(self) -> nn.Module:
-        """The engine's own copy of the model."""
-        return self.engine.module
-
-    @property
-    def dimension(self) -> int:
-        """Number of trainable parameters, d."""
-        return self.engine.dimension
-
-    @property
-    def layout(self) -> list[Slot]:
-        """Name, shape and offset of every trainable tensor."""
-        return self.engine.layout
+    def __init__(self, engine: Fast, model: nn.Module, loss: Loss, fallback: bool) -> None:
+        super().__init__(model)
+        self.engine: Fast | Exact = engine
+        self.module = engine.module
+        self._model, self._loss, self._fallback = model, loss, fallback
+        self.settled: frozenset[str] = frozenset()
 
     @property
     def bytes_per_record(self) -> int:
@@ -110,37 +93,31 @@ class Checked:
         """Which implementation serves each layer, and why."""
         return self.engine.describe()
 
-    def flatten(self, model: nn.Module) -> Tensor:
-        """Trainable parameters of a model as one vector."""
-        return self.engine.flatten(model)
-
-    def load(self, model: nn.Module, flat: Tensor) -> None:
-        """Write a vector into a model's trainable parameters."""
-        self.engine.load(model, flat)
-
     def __call__(self, params: Tensor, x: Tensor, y: Tensor, mask: Tensor | None = None) -> Graded:
         """Grade rows of records, each row under its own parameters."""
-        if y.device.type not in self.settled and y.numel():
-            self.settle(params[0], x[0], y[0])
-        return self.engine(params, x, y, mask)
+        return self._ready(params, x, y)(params, x, y, mask)
 
     def shared(self, params: Tensor, x: Tensor, y: Tensor, rows_of: Tensor, rows: int) -> Graded:
         """Grade a ragged batch under one vector of parameters."""
-        if y.device.type not in self.settled and y.numel():
-            self.settle(params, x, y)
-        return self.engine.shared(params, x, y, rows_of, rows)
+        return self._ready(params, x, y).shared(params, x, y, rows_of, rows)
 
     def losses(self, params: Tensor, x: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
         """Per-record losses, forward only."""
-        if y.device.type not in self.settled and y.numel():
-            self.settle(params[0], x[0], y[0])
-        return self.engine.losses(params, x, y, mask)
+        return self._ready(params, x, y).losses(params, x, y, mask)
 
     def predict(self, flat: Tensor, x: Tensor) -> Tensor:
         """Outputs for evaluation: those of a settled engine, else of the model as it was written."""
         if self.settled:
             return self.engine.predict(flat, x)
-        return Exact(self.model, self.loss, "before the first batch").predict(flat, x)
+        return Exact(self._model, self._loss, "before the first batch").predict(flat, x)
+
+    def _ready(self, params: Tensor, x: Tensor, y: Tensor) -> Fast | Exact:
+        """The engine, settled by the first records that come on this kind of device."""
+        if y.device.type not in self.settled and y.numel():
+            if params.dim() == 2:
+                params, x, y = params[0], x[0], y[0]
+            self.settle(params, x, y)
+        return self.engine
 
     def settle(self, params: Tensor, x: Tensor, y: Tensor) -> None:
         """Compare with plain autograd on two records like ``x``; take the exact engine, or refuse, on a difference."""
@@ -148,30 +125,31 @@ class Checked:
         kind = y.device.type
         if kind in self.settled or not bool(params.isfinite().all()):
             return
-        records, labels = _two_like(x, y, 0)
-        model = self.model if kind == "cpu" else copy.deepcopy(self.model).to(y.device)
+        given = params, *_two_like(x, y, 0)
+        model = self._model if kind == "cpu" else copy.deepcopy(self._model).to(y.device)
         allowed, self.engine.mixed = self.engine.mixed, False
-        reason = disagreement(self.engine, model, self.loss, params, records, labels)
+        reason = disagreement(self.engine, model, self._loss, *given)
         if reason and kind != "cpu":
             # Float64 has no kernels of its own to compare; other records have other edges.
-            records, labels = _two_like(x, y, 1)
-            reason = disagreement(self.engine, model, self.loss, params, records, labels)
-        if reason and isinstance(self.engine, Fast) and fused.serves(records):
-            without = Fast(self.model, self.loss)
+            given = params, *_two_like(x, y, 1)
+            reason = disagreement(self.engine, model, self._loss, *given)
+        if reason and isinstance(self.engine, Fast) and fused.serves(given[1]):
+            without = Fast(self._model, self._loss)
             with fused.set_aside():
-                still = disagreement(without, model, self.loss, params, records, labels)
+                still = disagreement(without, model, self._loss, *given)
             if still is None:  # it is the kernels and not the model
                 fused.refuse(reason)
                 self.engine, reason = without, None
         if reason and kind == "cpu":
             # An activation on the edge may change sides by rounding; in float64 none does.
-            wide = copy.deepcopy(self.model).double()
-            floats = [each.double() if each.is_floating_point() else each for each in (params, records, labels)]
-            reason = disagreement(Fast(wide, self.loss), wide, self.loss, *floats)
-        if reason and not self.fallback:
+            wide = copy.deepcopy(self._model).double()
+            floats = [each.double() if each.is_floating_point() else each for each in given]
+            reason = disagreement(Fast(wide, self._loss), wide, self._loss, *floats)
+        if reason and not self._fallback:
             raise BadInput(f"the fast gradient engine cannot serve this model: {reason}; use kind='auto'")
         if reason:
-            self.engine = Exact(self.model, self.loss, reason)
+            self.engine = Exact(self._model, self._loss, reason)
+        self.module = self.engine.module
         self.settled |= {kind}
         self.engine.mixed = allowed
 
@@ -188,18 +166,20 @@ def disagreement(engine: Engine, model: nn.Module, loss: Loss, params: Tensor, x
             else:  # where rows are stacked
                 graded = engine(params.expand(len(y), -1), x.unsqueeze(1), y.unsqueeze(1))
             total = graded.pull(torch.ones_like(graded.norms)).sum(0)
-            losses, norms, sums = plain_sums(model, loss, params, x, y)
+            plain = Alone(model, loss, apart=False).under(params)(x, y)
+        if plain.troubles:
+            raise SordinoError(plain.troubles[0])
     except Unsupported as reason:
         return str(reason)
     except Exception as error:  # whatever a model or a compiler of kernels raises
         why = str(error) or type(error).__name__
         return f"it could not be compared with plain autograd: {why.splitlines()[0]}"
-    gaps = {"losses": _gap(graded.losses.flatten(), losses), "norms": _gap(graded.norms.flatten(), norms)}
-    apart = torch.stack(
-        [(total[slot.offset : slot.offset + slot.size] - sums[slot.name]).norm() for slot in engine.layout]
-    )
-    size = torch.stack([each.norm() for each in sums.values()]).norm()
-    gaps["sums"] = float(apart.norm() / size.clamp_min(torch.finfo(size.dtype).tiny))
+    norms = torch.linalg.vector_norm(plain.gradients, dim=1, dtype=torch.float64).to(params.dtype)
+    gaps = {
+        "losses": _gap(graded.losses.flatten(), params.new_tensor(plain.losses)),
+        "norms": _gap(graded.norms.flatten(), norms),
+        "sums": _gap(total, plain.gradients.sum(0)),
+    }
     for name, gap in gaps.items():
         if not gap <= AGREEMENT[name]:
             return f"its {name} differ from plain autograd's by {gap:.1e}"
@@ -208,25 +188,6 @@ def disagreement(engine: Engine, model: nn.Module, loss: Loss, params: Tensor, x
 
 def _gap(got: Tensor, wanted: Tensor) -> float:
     return float((got - wanted).norm() / wanted.norm().clamp_min(torch.finfo(wanted.dtype).tiny))
-
-
-def plain_sums(
-    model: nn.Module, loss: Loss, params: Tensor, x: Tensor, y: Tensor
-) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """Losses ``[n]``, gradient norms ``[n]`` and the sum of gradients of every slot, flat, one record at a time."""
-    slots = layout_of(model)
-    named = {slot.name: view_of(params, slot).detach().requires_grad_(True) for slot in slots}
-    losses, norms, sums = [], [], {slot.name: params.new_zeros(slot.size) for slot in slots}
-    for record, label in zip(x, y):
-        with torch.enable_grad():
-            value = loss.values(functional_call(model, named, (record.unsqueeze(0),)), label.unsqueeze(0)).squeeze(0)
-        grads = torch.autograd.grad(value, list(named.values()), allow_unused=True, materialize_grads=True)
-        losses.append(value.detach())
-        parts = [torch.linalg.vector_norm(grad, dtype=torch.float64) for grad in grads]
-        norms.append(torch.stack(parts).norm().to(value.dtype))
-        for name, grad in zip(named, grads):
-            sums[name] += grad.reshape(-1)
-    return torch.stack(losses), torch.stack(norms), sums
 
 
 def _two_like(x: Tensor, y: Tensor, seed: int) -> tuple[Tensor, Tensor]:

@@ -8,15 +8,14 @@ from torch.nn import functional
 
 from sordino.client.gradients import fused, ways
 from sordino.client.gradients.lengths import Length, squared_norms
-from sordino.client.gradients.patches import Geometry, Pair, last_padded, patches_view, scattered
-from sordino.client.gradients.segments import Segments
-from sordino.client.gradients.tape import Held, Saved, Sums, Tape
-from sordino.client.gradients.types import LayerPlan, Slot
+from sordino.client.gradients.patches import Geometry, last_padded, patches_view, scattered
+from sordino.client.gradients.tape import Held, Layer, Saved, Segments, Tape
+from sordino.client.gradients.types import Slot
 
 SMALL_IMAGE = 16  # at so few positions the native kernels prefer channels first
 
 
-class ConvLayer:
+class ConvLayer(Layer):
     """A convolution over two axes (one axis is a height of 1), padded with zeros.
 
     With x's patches P ``[positions, channels·taps]`` and dy ``[positions, outputs]`` of a record, g = dyᵀP. Which way
@@ -24,88 +23,60 @@ class ConvLayer:
     """
 
     def __init__(self, name: str, module: nn.Conv1d | nn.Conv2d, slots: dict[str, Slot]) -> None:
-        self.name, self.kind = name, type(module).__name__
+        super().__init__(name, module, slots)
         self.one_axis = isinstance(module, nn.Conv1d)
-        self.weight_slot, self.bias_slot = slots.get("weight"), slots.get("bias")
-        self.fixed_weight = module.weight.detach()
-        self.fixed_bias = None if module.bias is None else module.bias.detach()
-        before = isinstance(module.padding, str) or module.padding_mode != "zeros"
-        padding = (0, 0) if before else module.padding
-        self.geometry = Geometry(
-            self._pair(module.kernel_size, 1),
-            self._pair(module.stride, 1),
-            self._pair(padding, 0),  # type: ignore[arg-type]
-            self._pair(module.dilation, 1),
-        )
-        self.groups = module.groups
+        self.geometry, self.groups = Geometry.of(module), module.groups
         self.inputs, self.outputs = module.in_channels, module.out_channels
+        self.method, self.reason = "fast", "the way is chosen when the size of its input is known"
         self.way: ways.Way | None = None
         self._way_on = ""
 
-    def _pair(self, values: tuple[int, ...], filler: int) -> Pair:
-        return (filler, values[0]) if self.one_axis else (values[0], values[1])
+    def weight(self, tape: Tape) -> Tensor:
+        """The kernels with two axes, ``[(rows,) outputs, channels, kh, kw]``."""
+        return self._two_axes(super().weight(tape))
 
-    def plan(self) -> LayerPlan:
-        """How the layer is served."""
-        if self.way is None:
-            return LayerPlan(self.name, self.kind, "fast", "the way is chosen when the size of its input is known")
-        return LayerPlan(self.name, self.kind, self.way.method, self.way.reason)
+    def _two_axes(self, x: Tensor) -> Tensor:
+        return x.unsqueeze(-2) if self.one_axis else x
 
-    def _weight(self, tape: Tape) -> Tensor:
-        weight = tape.value(self.weight_slot, self.fixed_weight)
-        return weight.unsqueeze(-2) if self.one_axis else weight
-
-    def _bias(self, tape: Tape) -> Tensor | None:
-        return None if self.fixed_bias is None else tape.value(self.bias_slot, self.fixed_bias)
+    def _own_axes(self, x: Tensor) -> Tensor:
+        return x.squeeze(-2) if self.one_axis else x
 
     def forward(self, x: Tensor, tape: Tape) -> tuple[Tensor, Saved]:
         """Native convolution; products of patches where weights are stacked or the input has a single channel."""
-        x4 = x.unsqueeze(-2) if self.one_axis else x
+        x4 = self._two_axes(x)
         self._choose(x4)
-        weight, bias = self._weight(tape), self._bias(tape)
+        weight, bias = self.weight(tape), self.bias(tape)
         saved: Saved = (x4,)
         if tape.stacked and self._fused(x4):
             out, _ = fused.forward(x4, weight, bias, self.geometry, tape.lengths, tape.mixed)
         elif tape.stacked:
-            out, saved = self._stacked_forward(x4, weight, bias)
+            out = self._stacked_forward(x4, weight, bias)
         elif isinstance(self.way, ways.Planes) and self.inputs == 1 and x4.device.type == "cpu":
             out, saved = self.way.forward(self.name, x4, weight, bias, tape.scratch)
         else:
             if x4.shape[2] * x4.shape[3] <= SMALL_IMAGE:
                 saved = (x4 := x4.contiguous(),)
-            geometry = self.geometry
-            out = functional.conv2d(
-                of_few_sizes(x4), weight, bias, geometry.stride, geometry.padding, geometry.dilation, self.groups
-            )[: len(x4)]
-        return (out.squeeze(-2) if self.one_axis else out), saved
+            _, stride, padding, dilation = self.geometry
+            out = functional.conv2d(of_few_sizes(x4), weight, bias, stride, padding, dilation, self.groups)[: len(x4)]
+        return self._own_axes(out), saved
 
     def input_gradient(self, dy: Tensor, saved: Saved, tape: Tape) -> Tensor:
         """Native backward for the input alone."""
-        dy4 = dy.unsqueeze(-2) if self.one_axis else dy
-        weight = self._weight(tape)
+        dy4, x, weight = self._two_axes(dy), saved[0], self.weight(tape)
         if tape.stacked and self._fused(dy4):
-            size = (saved[0].shape[2], saved[0].shape[3])
+            size = (x.shape[2], x.shape[3])
             dx = fused.input_gradient(dy4, weight, size, self.geometry, tape.lengths, tape.mixed)
         elif tape.stacked:
-            dx = self._stacked_input_gradient(dy4, saved[0], weight)
+            dx = self._stacked_input_gradient(dy4, x, weight)
         else:
-            geometry = self.geometry
             slopes = of_few_sizes(dy4)
-            inputs = saved[0] if slopes is dy4 else saved[0].new_empty(1).expand(len(slopes), *saved[0].shape[1:])
+            inputs = x if slopes is dy4 else x.new_empty(1).expand(len(slopes), *x.shape[1:])
+            _, *places = self.geometry
+            wanted = [True, False, False]  # of the gradients of input, weight and bias
             dx = torch.ops.aten.convolution_backward(
-                slopes,
-                inputs,
-                weight,
-                None,
-                geometry.stride,
-                geometry.padding,
-                geometry.dilation,
-                False,
-                [0, 0],
-                self.groups,
-                [True, False, False],
+                slopes, inputs, weight, None, *places, False, [0, 0], self.groups, wanted
             )[0][: len(dy4)]
-        return dx.squeeze(-2) if self.one_axis else dx
+        return self._own_axes(dx)
 
     def _fused(self, x: Tensor) -> bool:
         return self.groups == 1 and fused.serves(x)
@@ -119,33 +90,32 @@ class ConvLayer:
     def forward_pooled(self, x: Tensor, tape: Tape, pool: int) -> tuple[Tensor, Saved]:
         """Convolution, the largest of each pool × pool window, rectified; and which it was."""
         self._choose(x)
-        weight, bias = self._weight(tape), self._bias(tape)
+        weight, bias = self.weight(tape), self.bias(tape)
         out, taken = fused.forward(x, weight, bias, self.geometry, tape.lengths, tape.mixed, pool)
         return out, (x, taken)
 
     def backward_pooled(self, dy: Tensor, saved: Saved, tape: Tape, pool: Geometry, further: bool) -> Tensor:
         """Record the layer from the gradient of its pooled output; differentiate its input where asked."""
         x, taken = saved
-        if not further and self.weight_slot is not None and isinstance(self.way, ways.Fused):
+        if not further and "weight" in self.slots and isinstance(self.way, ways.Fused):
             flat = dy.permute(0, 2, 3, 1).flatten(1, 2)
             self.way.record_pooled(self.name, x, flat, taken, pool.kernel[0], tape)
             return dy
-        size = self.geometry.output(x.shape[2], x.shape[3])
-        spread = fused.pooled_back(dy, taken, size, pool)
+        spread = fused.pooled_back(dy, taken, self.geometry.output(*x.shape[2:]), pool)
         dx = self.input_gradient(spread, (x,), tape) if further else dy
         self.record(spread, (x,), tape)
         return dx
 
     def _choose(self, x: Tensor) -> None:
         if self.way is None or self._way_on != x.device.type:
-            bias = self.bias_slot is not None
+            bias = "bias" in self.slots
             self.way = ways.choose(self.geometry, self.inputs, self.outputs, self.groups, x, bias)
-            self._way_on = x.device.type
+            self._way_on, self.method, self.reason = x.device.type, self.way.method, self.way.reason
 
-    def _stacked_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Saved]:
+    def _stacked_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Patches times weights, row by row in one batched product."""
         rows, n = weight.shape[0], x.shape[0]
-        high, wide = self.geometry.output(x.shape[2], x.shape[3])
+        high, wide = self.geometry.output(*x.shape[2:])
         seen = ways.by_group(patches_view(last_padded(x, self.geometry), self.geometry), self.groups)
         flat = seen.reshape(rows, n // rows, self.groups, high * wide, -1).transpose(1, 2)
         flat = flat.reshape(rows * self.groups, n // rows * high * wide, -1)
@@ -154,7 +124,7 @@ class ConvLayer:
         out = out.reshape(rows, n // rows, high, wide, self.outputs)
         if bias is not None:
             out = out + bias.view(rows, 1, 1, 1, -1)
-        return out.flatten(0, 1).permute(0, 3, 1, 2), (x,)
+        return out.flatten(0, 1).permute(0, 3, 1, 2)
 
     def _stacked_input_gradient(self, dy: Tensor, x: Tensor, weight: Tensor) -> Tensor:
         """dy times weights gives the gradient of the patches, which is added back to the input."""
@@ -177,23 +147,22 @@ class ConvLayer:
         """Per-record products, or ghost norms where they are cheaper."""
         if self.way is None:
             raise RuntimeError("a convolution was recorded before it ran")
-        dy4 = dy.unsqueeze(-2) if self.one_axis else dy
-        last = dy4.flatten(2).transpose(1, 2)
-        if self.weight_slot is not None:
+        last = self._two_axes(dy).flatten(2).transpose(1, 2)
+        if "weight" in self.slots:
             self.way.record(self.name, saved, last, tape)
             if isinstance(self.way, ways.Fused):  # which takes the bias with it
                 return
-        if self.bias_slot is not None:
+        if "bias" in self.slots:
             shift = tape.room(self.name, "bias", (self.outputs,), last)
             torch.sum(last, 1, out=shift)
             tape.note(Length(squared_norms(shift)))
 
-    def pull(self, factors: Tensor, held: Held, segments: Segments, sums: Sums) -> None:
+    def pull(self, factors: Tensor, held: Held, segments: Segments, out: Tensor) -> None:
         """Weighted sums of what the way holds."""
-        if self.weight_slot is not None and self.way is not None:
-            self.way.pull(factors, held, segments, sums, self.weight_slot)
-        if self.bias_slot is not None:
-            segments.weighted(factors, held["bias"], sums.of(self.bias_slot))
+        if "weight" in self.slots and self.way is not None:
+            self.way.pull(factors, held, segments, out, self.slots["weight"])
+        if "bias" in self.slots:
+            segments.weighted(factors, held["bias"], self.slots["bias"].part(out))
 
 
 def of_few_sizes(x: Tensor) -> Tensor:

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from sordino.client.gradients.layout import dimension_of, flatten, layout_of, load, view_of
-from sordino.client.gradients.lengths import squared_norms
+from sordino.client.gradients.lengths import Length, squared_norms
 from sordino.client.gradients.losses import Loss
-from sordino.client.gradients.segments import Segments
-from sordino.client.gradients.types import Graded, LayerPlan, Slot, evaluating, precise
+from sordino.client.gradients.tape import Segments
+from sordino.client.gradients.types import Engine, Graded, LayerPlan, evaluating, only, precise
 
 Named = dict[str, Tensor]
 KEPT_BYTES = 256 * 2**20
 
 
-class Exact:
+class Exact(Engine):
     """Per-record gradients by ``vmap(grad)``: the reference for the fast engine and the fallback for any model.
 
     Per-record gradients are kept while they fit ``kept_bytes``. Beyond that they are computed twice in chunks, for
@@ -27,41 +26,20 @@ class Exact:
     """
 
     def __init__(self, model: nn.Module, loss: Loss, reason: str, kept_bytes: int = KEPT_BYTES) -> None:
+        super().__init__(model)
         self.module = copy.deepcopy(model)
-        self.mixed = False
-        self._loss = loss
-        self._reason = reason
-        self._kept_bytes = kept_bytes
-        self._slots = layout_of(model)
+        self._loss, self._reason, self._kept_bytes = loss, reason, kept_bytes
         self._per_record = vmap(grad_and_value(self._one), in_dims=(None, 0, 0), randomness="different")
         self._losses = vmap(self._one, in_dims=(None, 0, 0), randomness="different")
 
     @property
-    def dimension(self) -> int:
-        """Number of trainable parameters, d."""
-        return dimension_of(self._slots)
-
-    @property
-    def layout(self) -> list[Slot]:
-        """Name, shape and offset of every trainable tensor."""
-        return list(self._slots)
-
-    @property
     def bytes_per_record(self) -> int:
-        """One gradient, as long as it may be kept."""
+        """The size of one gradient, as long as it may be kept."""
         return min(self._kept_bytes, self.dimension * next(self.module.parameters()).element_size())
 
     def describe(self) -> list[LayerPlan]:
         """One line: the whole model, record by record."""
         return [LayerPlan("(whole model)", type(self.module).__name__, "exact", self._reason)]
-
-    def flatten(self, model: nn.Module) -> Tensor:
-        """Trainable parameters of a model as one vector."""
-        return flatten(model, self._slots)
-
-    def load(self, model: nn.Module, flat: Tensor) -> None:
-        """Write a vector into a model's trainable parameters."""
-        load(model, self._slots, flat)
 
     def __call__(self, params: Tensor, x: Tensor, y: Tensor, mask: Tensor | None = None) -> Graded:
         """Grade rows of records, each row under its own parameters."""
@@ -78,15 +56,15 @@ class Exact:
         with torch.no_grad():
             rows = [self._losses(self._named(flat), each, label) for flat, each, label in zip(params, x, y)]
         out = torch.stack(rows) if rows else params.new_zeros(y.shape[:2])
-        return out if mask is None else torch.where(mask, out, torch.zeros_like(out))
+        return out if mask is None else only(mask, out)
 
     def predict(self, flat: Tensor, x: Tensor) -> Tensor:
-        """Outputs for evaluation."""
+        """Outputs of the model in evaluation mode."""
         with torch.no_grad(), evaluating(self.module):
             return self._outputs(self._named(flat), x)
 
     def _named(self, flat: Tensor) -> Named:
-        return {slot.name: view_of(flat, slot) for slot in self._slots}
+        return {slot.name: slot.view(flat) for slot in self.layout}
 
     def _outputs(self, named: Named, x: Tensor) -> Tensor:
         out: Tensor = functional_call(self.module, named, (x,))
@@ -106,44 +84,36 @@ class Exact:
                 part = slice(first, min(stop, first + most))
                 with precise():
                     grads, losses = self._per_record(named, x[part], y[part])
-                yield row, part, [grads[slot.name].detach().flatten(1) for slot in self._slots], losses.detach()
+                yield row, part, [grads[slot.name].detach().flatten(1) for slot in self.layout], losses.detach()
 
     def _grade(self, params: Tensor, x: Tensor, y: Tensor, segments: Segments) -> Graded:
-        needed = segments.records * params.element_size() * self.dimension
+        keep = segments.records * params.element_size() * self.dimension <= self._kept_bytes
         losses = params.new_zeros(segments.records)
         squares = torch.zeros(segments.records, dtype=torch.float64, device=params.device)
-        kept: list[tuple[int, slice, list[Tensor]]] | None = [] if needed <= self._kept_bytes else None
-        state = _generator_state(x.device)
+        kept: list[tuple[int, slice, list[Tensor]]] = []
+        generator = torch.cuda.default_generators[x.device.index] if x.is_cuda else torch.default_generator
+        state = generator.get_state()
         for row, part, grads, some in self._chunks(params, x, y, segments):
             losses[part] = some
             squares[part] = torch.stack([squared_norms(each) for each in grads]).sum(0)
-            if kept is not None:
+            if keep:
                 kept.append((row, part, grads))
 
         def again() -> Iterator[tuple[int, slice, list[Tensor]]]:
-            with torch.random.fork_rng(devices=[x.device] if x.device.type == "cuda" else []):
-                _restore(state, x.device)
+            with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
+                generator.set_state(state)
                 for row, part, grads, _ in self._chunks(params, x, y, segments):
                     yield row, part, grads
 
         def pull(factors: Tensor, out: Tensor) -> None:
             out.zero_()
-            for row, part, grads in again() if kept is None else kept:
+            for row, part, grads in kept if keep else again():
                 weights = factors[part]
                 # A zero factor does not stop a NaN, so what must not contribute is cleared.
                 cleared = (weights == 0).unsqueeze(1)
-                for slot, each in zip(self._slots, grads):
-                    target = out[row, slot.offset : slot.offset + slot.size]
+                for slot, each in zip(self.layout, grads):
+                    target = slot.part(out[row])
                     target += each.masked_fill(cleared, 0).t().mv(weights)
 
         finite = torch.isfinite(losses + squares)
-        return Graded.of(losses, squares, None, finite, pull, (segments.rows, self.dimension))
-
-
-def _generator_state(device: torch.device) -> Tensor:
-    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
-
-
-def _restore(state: Tensor, device: torch.device) -> None:
-    setter: Callable[..., None] = torch.cuda.set_rng_state if device.type == "cuda" else torch.set_rng_state
-    setter(state, device) if device.type == "cuda" else setter(state)
+        return Graded(losses, Length(squares), finite, pull, (segments.rows, self.dimension))

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 
-from sordino.client.gradients.chain import chain_of
+from sordino.client.gradients.chain import Unsupported, chain_of, shadow_of
 from sordino.client.gradients.convolution import ConvLayer
 from sordino.client.gradients.graphs import Graphs
-from sordino.client.gradients.layout import dimension_of, flatten, layout_of, load
+from sordino.client.gradients.lengths import Length
 from sordino.client.gradients.losses import Loss
-from sordino.client.gradients.rules import refuse_reuse
-from sordino.client.gradients.segments import Segments
-from sordino.client.gradients.shadow import shadow_of
-from sordino.client.gradients.tape import Batch, Layer, Recorded, Sums, Tape, Workspace
-from sordino.client.gradients.types import Graded, LayerPlan, Slot, evaluating, only, precise
+from sordino.client.gradients.tape import Held, Layer, Segments, Tape, Taped, Workspace
+from sordino.client.gradients.types import Engine, Graded, LayerPlan, Pull, evaluating, only, precise
 
 BLOCK_BYTES = 12 * 2**20
 SMALLEST_BLOCK = 16
@@ -27,7 +22,7 @@ PER_RECORD = {"grads", "weight", "bias"}
 """Held keys that only ``Segments.weighted`` reads."""
 
 
-class Fast:
+class Fast(Engine):
     """One forward pass, one backward pass for activations, and per layer the cheapest way to norms and sums.
 
     A chain of modules goes back by its own stages, any other model by autograd.
@@ -39,29 +34,17 @@ class Fast:
     """
 
     def __init__(self, model: nn.Module, loss: Loss, stack: bool | None = None, mixed: bool = False) -> None:
-        self._slots = layout_of(model)
-        self._loss = loss
-        self.module, self._layers = shadow_of(model, self._slots, self._run_layer)
+        super().__init__(model)
+        self.module, self._layers = shadow_of(model, self.layout, self._run_layer)
+        self._loss, self._stack, self.mixed = loss, stack, mixed
         self._chain = chain_of(self.module, self._layers)
         self._convolves = any(isinstance(layer, ConvLayer) for layer in self._layers)
-        self._stack = stack
-        self.mixed = mixed
         self._held, self._scratch = Workspace(), Workspace()
         self._graphs = Graphs()
         self._tape: Tape | None = None
         self._calls = 0
         self._volume = self._kept = 0
         self._anchor = torch.zeros((), requires_grad=True)
-
-    @property
-    def dimension(self) -> int:
-        """Number of trainable parameters, d."""
-        return dimension_of(self._slots)
-
-    @property
-    def layout(self) -> list[Slot]:
-        """Name, shape and offset of every trainable tensor."""
-        return list(self._slots)
 
     @property
     def bytes_per_record(self) -> int:
@@ -71,14 +54,6 @@ class Fast:
     def describe(self) -> list[LayerPlan]:
         """Which implementation serves each layer, and why."""
         return [layer.plan() for layer in self._layers]
-
-    def flatten(self, model: nn.Module) -> Tensor:
-        """Trainable parameters of a model as one vector."""
-        return flatten(model, self._slots)
-
-    def load(self, model: nn.Module, flat: Tensor) -> None:
-        """Write a vector into a model's trainable parameters."""
-        load(model, self._slots, flat)
 
     def __call__(self, params: Tensor, x: Tensor, y: Tensor, mask: Tensor | None = None) -> Graded:
         """Grade rows of records, each row under its own parameters."""
@@ -116,16 +91,16 @@ class Fast:
         segments = Segments.regular(y.shape[0], y.shape[1])
         flat_x, flat_y = x.flatten(0, 1), y.flatten(0, 1)
         out = torch.zeros(segments.records, dtype=params.dtype, device=params.device)
-        for weights, start, stop in self._windows(params, segments):
-            outputs = self._evaluated(weights, flat_x, start, stop, mask)
-            out[start:stop] = self._loss.values(outputs, flat_y[start:stop])
+        for window in self._windows(params, segments):
+            _, start, stop = window
+            out[start:stop] = self._loss.values(self._evaluated(window, flat_x, mask), flat_y[start:stop])
         out = out.view(y.shape[:2])
         return out if mask is None else only(mask, out)
 
     def predict(self, flat: Tensor, x: Tensor) -> Tensor:
-        """Outputs for evaluation."""
+        """Outputs of the model in evaluation mode."""
         with evaluating(self.module):
-            return torch.cat([self._evaluated(weights, x, a, b) for weights, a, b in self._blocks(flat, 0, len(x))])
+            return torch.cat([self._evaluated(window, x, None) for window in self._blocks(flat, 0, len(x))])
 
     def _windows(self, params: Tensor, segments: Segments) -> list[Window]:
         """Passes over rows with weights of their own."""
@@ -152,7 +127,7 @@ class Fast:
             raise RuntimeError("a recorded layer ran outside its engine")
         if not torch.is_grad_enabled():
             return layer.forward(x, tape)[0]
-        out: Tensor = Recorded.apply(x, self._anchor, layer, tape)  # type: ignore[no-untyped-call]
+        out: Tensor = Taped.apply(x, self._anchor, layer, tape)  # type: ignore[no-untyped-call]
         return out
 
     def _run(self, tape: Tape, x: Tensor) -> Tensor:
@@ -163,12 +138,20 @@ class Fast:
             self._tape = None
         return out
 
-    def _evaluated(self, weights: Tensor, x: Tensor, start: int, stop: int, mask: Tensor | None = None) -> Tensor:
+    def _tape_of(self, window: Window, records: int, held: dict[str, Held], mask: Tensor | None) -> Tape:
+        """A tape for one pass; of each row those records count that are before the last the mask lets through."""
+        weights, start, stop = window
+        if weights.dim() == 1 or mask is None:
+            rows = 1 if weights.dim() == 1 else weights.shape[0]
+            lengths = torch.full((rows,), (stop - start) // rows, dtype=torch.int32, device=weights.device)
+        else:
+            lengths = (mask * torch.arange(1, mask.shape[1] + 1, dtype=torch.int32, device=mask.device)).amax(1)
+        return Tape(weights, (start, stop), records, held, self._held, self._scratch, lengths, self.mixed)
+
+    def _evaluated(self, window: Window, x: Tensor, mask: Tensor | None) -> Tensor:
         self._calls += 1  # what a graded batch holds may lie in the buffers that are written now
-        lengths = _lengths(weights, stop - start, mask)
         with torch.no_grad(), precise(self.mixed):
-            tape = Tape(weights, Batch(len(x), self._held), (start, stop), self._scratch, lengths, self.mixed)
-            return self._run(tape, x[start:stop])
+            return self._run(self._tape_of(window, len(x), {}, mask), x[window[1] : window[2]])
 
     def _grade(
         self, windows: list[Window], x: Tensor, y: Tensor, segments: Segments, mask: Tensor | None = None
@@ -177,66 +160,63 @@ class Fast:
         ticket = self._calls
         empty = torch.zeros(0, dtype=windows[0][0].dtype, device=x.device)
         losses, squares, excesses = [empty], [empty.double()], [empty.double()]
-        batch = Batch(segments.records, self._held)
-        for weights, start, stop in windows if segments.records else []:
-            lengths = _lengths(weights, stop - start, mask)
-            tape = Tape(weights, batch, (start, stop), self._scratch, lengths, self.mixed)
+        held: dict[str, Held] = {}
+        for window in windows if segments.records else []:
+            _, start, stop = window
+            tape = self._tape_of(window, segments.records, held, mask)
             losses.append(self._pass(tape, x[start:stop], y[start:stop]))
             squares.append(_added(tape.squares))
             excesses.append(sum(tape.excesses, torch.zeros_like(squares[-1])))
             self._volume = self._volume or tape.volume // (stop - start)
-            refuse_reuse(tape.used)
-        self._kept = self._kept or _bytes_per_record(batch, self._volume)
-        loss, square, excess = _joined(losses), _joined(squares), _joined(excesses)
-        finite = (loss + square).abs() < torch.inf  # squares are not negative: no infinity is cancelled
-        return Graded.of(
-            loss,
-            square,
-            excess,
-            finite,
-            self._puller(batch, finite, segments),
-            (segments.rows, self.dimension),
-            lambda: ticket == self._calls,
-        )
+            for name, count in tape.used.items():
+                if count > 1:  # its gradient is a sum, whose norm the rules do not see
+                    raise Unsupported(f"layer '{name}' runs {count} times in one pass")
+        self._kept = self._kept or _bytes_per_record(held, segments.records, self._volume)
+        loss, length = _joined(losses), Length(_joined(squares), _joined(excesses))
+        finite = (loss + length.square).abs() < torch.inf  # squares are not negative: no infinity is cancelled
+        pull, shape = self._puller(held, finite, segments), (segments.rows, self.dimension)
+        return Graded(loss, length, finite, pull, shape, lambda: ticket == self._calls)
 
     def _pass(self, tape: Tape, x: Tensor, y: Tensor) -> Tensor:
         """Forward and back over one window: losses, everything else on the tape."""
         if self._chain is not None:
             with torch.no_grad(), precise(self.mixed):
-                outputs, saved = self._chain.forward(_ordered(x), tape)
+                outputs, ways = self._chain.forward(_ordered(x), tape)
                 losses, slopes = self._loss.graded(outputs, y)
-                self._chain.backward(slopes, saved, tape)
+                self._chain.backward(slopes, ways)
             return losses
         with torch.enable_grad(), precise(self.mixed):
             losses = self._loss.values(self._run(tape, x), y)
             torch.autograd.grad(losses, self._anchor, torch.ones_like(losses), allow_unused=True)
         return losses.detach()
 
-    def _puller(self, batch: Batch, finite: Tensor, segments: Segments) -> Callable[[Tensor, Tensor], None]:
+    def _puller(self, held: dict[str, Held], finite: Tensor, segments: Segments) -> Pull:
         # On a CPU the question is free; on a GPU asking would wait for the device, so everything is scrubbed.
         scrub = finite.device.type != "cpu" or not bool(finite.all())
 
+        def scrubbed(values: Tensor) -> Tensor:
+            return only(finite.view(-1, *[1] * (values.dim() - 1)), values)
+
         def pull(factors: Tensor, out: Tensor) -> None:
-            if len(batch.held) < len(self._layers):
+            if len(held) < len(self._layers):
                 out.zero_()
-            sums = Sums(out)
             for layer in self._layers:
-                own = batch.held.get(layer.name)
+                own = held.get(layer.name)
                 if own is not None:
                     if scrub:
                         spared = PER_RECORD if segments.skips(out) else set()
-                        own = {key: each if key in spared else _scrubbed(each, finite) for key, each in own.items()}
-                    layer.pull(factors, own, segments, sums)
+                        own = {key: each if key in spared else scrubbed(each) for key, each in own.items()}
+                    layer.pull(factors, own, segments, out)
 
         return pull
 
 
-def _bytes_per_record(batch: Batch, volume: int) -> int:
-    held = [each for own in batch.held.values() for each in own.values()]
-    if not held:
+def _bytes_per_record(held: dict[str, Held], records: int, volume: int) -> int:
+    tensors = [each for own in held.values() for each in own.values()]
+    if not tensors:
         return 0
-    kept = sum(each.numel() * each.element_size() for each in held) // batch.records
-    return kept + ACTIVATIONS * volume * held[0].element_size()
+    kept = sum(each.numel() * each.element_size() for each in tensors) // records
+    return kept + ACTIVATIONS * volume * tensors[0].element_size()
 
 
 def _added(parts: list[Tensor]) -> Tensor:
@@ -248,18 +228,6 @@ def _added(parts: list[Tensor]) -> Tensor:
 
 def _joined(windows: list[Tensor]) -> Tensor:
     return windows[1] if len(windows) == 2 else torch.cat(windows)
-
-
-def _scrubbed(values: Tensor, finite: Tensor) -> Tensor:
-    return only(finite.view(-1, *[1] * (values.dim() - 1)), values)
-
-
-def _lengths(weights: Tensor, records: int, mask: Tensor | None) -> Tensor:
-    """How many records of each row count, up to the last that the mask lets through."""
-    if weights.dim() == 1 or mask is None:
-        rows = 1 if weights.dim() == 1 else weights.shape[0]
-        return torch.full((rows,), records // rows, dtype=torch.int32, device=weights.device)
-    return (mask * torch.arange(1, mask.shape[1] + 1, dtype=torch.int32, device=mask.device)).amax(1)
 
 
 def _ordered(x: Tensor) -> Tensor:

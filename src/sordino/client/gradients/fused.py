@@ -29,7 +29,7 @@ def refuse(reason: str) -> None:
 
 @contextmanager
 def set_aside() -> Iterator[None]:
-    """Without the kernels for a while."""
+    """Do without the kernels inside this context."""
     global _refused
     before, _refused = _refused, True
     try:
@@ -58,8 +58,15 @@ def _images(n: int, channels: int, size: Pair, like: Tensor) -> Tensor:
 
 
 def _folded(geometry: Geometry) -> dict[str, int]:
-    (kh, kw), (sh, sw), (ph, pw), (dh, dw) = geometry.kernel, geometry.stride, geometry.padding, geometry.dilation
+    (kh, kw), (sh, sw), (ph, pw), (dh, dw) = geometry
     return {"KH": kh, "KW": kw, "SH": sh, "SW": sw, "PH": ph, "PW": pw, "DH": dh, "DW": dw}
+
+
+def _triton() -> Any:
+    """The kernels, loaded where they are first needed: Triton may not be installed."""
+    from sordino.client.gradients import kernels
+
+    return kernels
 
 
 def forward(
@@ -69,38 +76,35 @@ def forward(
 
     With ``pool``: the largest of its windows, rectified, and which it was; else the second tensor means nothing.
     """
-    size = geometry.output(x.shape[2], x.shape[3])
-    kernels = weight.permute(0, 1, 3, 4, 2).contiguous()
-    return _convolve(_last(x), kernels, bias, weight.shape[1], size, geometry, lengths, mixed, False, pool)
+    kernels, size = weight.permute(0, 1, 3, 4, 2).contiguous(), geometry.output(*x.shape[2:])
+    precision = MIXED if mixed else FULL
+    return _convolve(_last(x), kernels, bias, size, geometry, lengths, BACK=False, POOL=pool, PRECISION=precision)
 
 
 def input_gradient(dy: Tensor, weight: Tensor, size: Pair, geometry: Geometry, lengths: Tensor, mixed: bool) -> Tensor:
     """Gradient of the input, ``[n, c, *size]``, from the output's."""
-    kernels = weight.permute(0, 2, 3, 4, 1).contiguous()
-    return _convolve(_last(dy), kernels, None, weight.shape[2], size, geometry, lengths, mixed, True, 1)[0]
+    kernels, precision = weight.permute(0, 2, 3, 4, 1).contiguous(), MIXED if mixed else FULL
+    return _convolve(_last(dy), kernels, None, size, geometry, lengths, BACK=True, POOL=1, PRECISION=precision)[0]
 
 
 def _convolve(
-    x: Tensor, kernels: Tensor, bias: Tensor | None, outputs: int, size: Pair, geometry: Geometry, lengths: Tensor,
-    mixed: bool,
-    back: bool, pool: int,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    from sordino.client.gradients import kernels as triton_kernels
-
-    rows, n, channels = kernels.shape[0], x.shape[0], x.shape[3]
+    x: Tensor, kernels: Tensor, bias: Tensor | None, size: Pair, geometry: Geometry, lengths: Tensor, **options: Any
+) -> tuple[Tensor, Tensor]:
+    """``x[n, h, w, c]`` with ``kernels[rows, outputs, kh, kw, c]``; options are the kernel's own."""
+    (rows, outputs), (n, channels), pool = kernels.shape[:2], (x.shape[0], x.shape[3]), options["POOL"]
     out = _images(n, outputs, (size[0] // pool, size[1] // pool), x)
     taken = torch.empty(out.shape, dtype=torch.uint8, device=x.device) if pool > 1 else out
     width = n // rows
     depth = channels if channels >= 16 else channels * geometry.taps
     block_o, block_c = _power(outputs, 16, 64), _power(depth, 16, 32)
-    plain = channels < 16 and depth <= block_c and not back
+    plain = channels < 16 and depth <= block_c and not options["BACK"]
     block, warps = (1024 // block_o, 1) if plain else (64 if block_o == 16 else 128, 4)
     grid = (rows, -(-width * size[0] * size[1] // block), -(-outputs // block_o))
-    triton_kernels.convolve[grid](
+    _triton().convolve[grid](
         x, kernels, kernels if bias is None else bias, out, taken, lengths, width,
         kernels.stride(0), 0 if bias is None else bias.stride(0),
         HIGH=x.shape[1], WIDE=x.shape[2], CHANNELS=channels, OUT_HIGH=size[0], OUT_WIDE=size[1], OUTPUTS=outputs,
-        **_folded(geometry), BIAS=bias is not None, BACK=back, POOL=pool, PRECISION=MIXED if mixed else FULL,
+        **_folded(geometry), BIAS=bias is not None, **options,
         BLOCK=block, BLOCK_O=block_o, BLOCK_C=block_c, num_warps=warps, num_stages=3,
     )  # fmt: skip
     return out.permute(0, 3, 1, 2), taken
@@ -117,18 +121,16 @@ def record_gradients(
     ``dy[n, positions, outputs]`` belongs to the largest of each pool × pool window of the output, ``taken`` says which
     that was; with a pool of 1 it belongs to the output itself, and ``taken`` means nothing.
     """
-    from sordino.client.gradients import kernels
-
     n, channels = x.shape[:2]
-    size = geometry.output(x.shape[2], x.shape[3])
+    size = geometry.output(*x.shape[2:])
     padded, dy = last_padded(x, geometry), dy.contiguous()
     outputs, seen = dy.shape[2], channels * geometry.taps
     block_o, block_k = _power(outputs, 16, 64), _power(seen, 16, 64)
     blocks = (-(-seen // block_k), -(-outputs // block_o))
     squares = dy.new_empty(n, blocks[0] * blocks[1])
-    folded: dict[str, Any] = _folded(geometry)
+    folded = _folded(geometry)
     del folded["PH"], folded["PW"]
-    kernels.record_gradients[(n, *blocks)](
+    _triton().record_gradients[(n, *blocks)](
         padded, dy, taken, grads, grads if shifts is None else shifts, squares, lengths, n // len(lengths),
         HIGH=padded.shape[1], WIDE=padded.shape[2], CHANNELS=channels,
         OUT_HIGH=size[0], OUT_WIDE=size[1], OUTPUTS=outputs, **folded,
@@ -143,11 +145,9 @@ def weighted(factors: Tensor, values: Tensor, out: Tensor, taps: int = 1, channe
 
     Kernels come as ``[outputs, taps, channels]`` and leave as ``[outputs, channels, taps]``.
     """
-    from sordino.client.gradients import kernels
-
     rows, size = out.shape
     block = _power(size, 16, 128)
-    kernels.weighted_sum[(rows, -(-size // block))](
+    _triton().weighted_sum[(rows, -(-size // block))](
         factors, values, out, len(factors) // rows, size, out.stride(0),
         TAPS=taps, CHANNELS=channels, RECORDS=16, BLOCK=block, num_warps=4,
     )  # fmt: skip
@@ -155,10 +155,8 @@ def weighted(factors: Tensor, values: Tensor, out: Tensor, taps: int = 1, channe
 
 def outer_squares(x: Tensor, dy: Tensor, bias: bool) -> Tensor:
     """‖dy_j ⊗ x_j‖² of ``x[n, i]``, ``dy[n, o]``, and ‖dy_j‖² more where there is a bias."""
-    from sordino.client.gradients import kernels
-
     squares = x.new_empty(len(x), dtype=torch.float64)
-    kernels.outer_squares[(len(x),)](
+    _triton().outer_squares[(len(x),)](
         x.contiguous(), dy.contiguous(), squares, WIDE=x.shape[1], OUTPUTS=dy.shape[1], BIAS=int(bias),
         BLOCK=_power(x.shape[1], 16, 512), BLOCK_O=_power(dy.shape[1], 16, 512), num_warps=4,
     )  # fmt: skip
@@ -167,31 +165,21 @@ def outer_squares(x: Tensor, dy: Tensor, bias: bool) -> Tensor:
 
 def cross_entropy(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """ℓ ``[n]`` of ``outputs[n, classes]``, and its slopes."""
-    from sordino.client.gradients import kernels
-
     n, classes = outputs.shape
     losses, slopes = outputs.new_empty(n), torch.empty_like(outputs)
-    kernels.cross_entropy[(-(-n // 16),)](
-        outputs.contiguous(),
-        y.contiguous(),
-        losses,
-        slopes,
-        n,
-        CLASSES=classes,
-        BLOCK=16,
-        BLOCK_C=_power(classes, 2, MOST_CLASSES),
-    )
+    _triton().cross_entropy[(-(-n // 16),)](
+        outputs.contiguous(), y.contiguous(), losses, slopes, n,
+        CLASSES=classes, BLOCK=16, BLOCK_C=_power(classes, 2, MOST_CLASSES),
+    )  # fmt: skip
     return losses, slopes
 
 
 def pooled(x: Tensor, geometry: Geometry) -> tuple[Tensor, Tensor]:
     """max(0, ·) and then the largest of each window; ``[n, c, h, w]`` channels last, and the taps that were taken."""
-    from sordino.client.gradients import kernels
-
-    size = geometry.output(x.shape[2], x.shape[3])
+    size = geometry.output(*x.shape[2:])
     out = _images(x.shape[0], x.shape[1], size, x)
     taken = torch.empty(out.shape, dtype=torch.uint8, device=x.device)
-    kernels.pool_rectified[(-(-out.numel() // 1024),)](
+    _triton().pool_rectified[(-(-out.numel() // 1024),)](
         _last(x), out, taken, out.numel(), HIGH=x.shape[2], WIDE=x.shape[3], CHANNELS=x.shape[1],
         OUT_HIGH=size[0], OUT_WIDE=size[1], **_folded(geometry), BLOCK=1024,
     )  # fmt: skip
@@ -200,10 +188,8 @@ def pooled(x: Tensor, geometry: Geometry) -> tuple[Tensor, Tensor]:
 
 def pooled_back(dy: Tensor, taken: Tensor, size: Pair, geometry: Geometry) -> Tensor:
     """Gradient of what was pooled, ``[n, c, *size]``, channels last."""
-    from sordino.client.gradients import kernels
-
     dx = _images(dy.shape[0], dy.shape[1], size, dy)
-    kernels.pool_rectified_back[(-(-dx.numel() // 1024),)](
+    _triton().pool_rectified_back[(-(-dx.numel() // 1024),)](
         _last(dy), taken, dx, dx.numel(), HIGH=size[0], WIDE=size[1], CHANNELS=dy.shape[1],
         OUT_HIGH=dy.shape[2], OUT_WIDE=dy.shape[3], **_folded(geometry), BLOCK=1024,
     )  # fmt: skip

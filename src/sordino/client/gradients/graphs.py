@@ -29,7 +29,7 @@ Shapes = tuple[torch.Size, torch.Size]
 
 @dataclass
 class Recorded:
-    """One shape of stack: inputs, the graph that grades them, and the graph that pulls."""
+    """The recorded passes over stacks of one shape: a graph that grades the inputs, and a graph that pulls."""
 
     inputs: tuple[Tensor, ...]
     factors: Tensor
@@ -59,15 +59,11 @@ class Recorded:
         return Recorded(held, factors, sums, graded, grading, pulling)
 
     def grade(self, inputs: tuple[Tensor, ...], is_current: Callable[[], bool]) -> Graded:
-        """Grade other records of the same shape."""
+        """Grade other records of the same shape by replaying the graph."""
         for own, given in zip(self.inputs, inputs):
             own.copy_(given)
         self.grading.replay()
-        graded = self.graded
-        return Graded(
-            graded.losses.clone(), graded.norms.clone(), graded.limits.clone(), graded._usable, self._pull,
-            graded._shape, is_current,
-        )  # fmt: skip
+        return self.graded.copied(self._pull, is_current)
 
     def _pull(self, factors: Tensor, out: Tensor) -> None:
         self.factors.copy_(factors)

@@ -38,10 +38,10 @@ class Length(NamedTuple):
     excess: Tensor | None = None
 
 
-def limits(squares: Tensor, excess: Tensor | None, entries: int) -> Tensor:
+def limits(length: Length, entries: int) -> Tensor:
     """Upper bounds of what records add per unit of their factor, from squared norms ``[n]`` over all parameters."""
-    found = squares.sqrt().mul_(1 + ROUNDING).add_(VANISHES * math.sqrt(entries))
-    return found if excess is None else found.add_(excess)
+    found = length.square.sqrt().mul_(1 + ROUNDING).add_(VANISHES * math.sqrt(entries))
+    return found if length.excess is None else found.add_(length.excess)
 
 
 def squared_norms(values: Tensor) -> Tensor:
@@ -70,13 +70,10 @@ def squared_outer(x: Tensor, dy: Tensor) -> Length:
         return Length(norms[0].mul_(norms[1]).square_())
     if positions * (wide + deep) <= wide * deep:
         return squared_by_gram(x, dy)
-    return Length(*_materialised(x, dy))
-
-
-def _materialised(x: Tensor, dy: Tensor) -> tuple[Tensor, Tensor]:
-    """The product is made for its norm only; the sum over a row is another product, which rounds in its own way."""
-    reach = _reach(torch.linalg.vector_norm(x, dim=2), torch.linalg.vector_norm(dy, dim=2), x.shape[2], dy.shape[2])
-    return squared_norms(torch.bmm(dy.transpose(1, 2), x)), reach.mul_(2 * (x.shape[1] + 4) * SINGLE)
+    # The product is made for its norm only; the sum over a row is another product, which rounds in its own way.
+    tall = [torch.linalg.vector_norm(one, dim=2).double().add_(VANISHES * math.sqrt(one.shape[2])) for one in (x, dy)]
+    reach = (tall[0] * tall[1]).sum(1).mul_(1 + 1e-3)
+    return Length(squared_norms(torch.bmm(dy.transpose(1, 2), x)), reach.mul_(2 * (positions + 4) * SINGLE))
 
 
 def squared_by_gram(x: Tensor, dy: Tensor) -> Length:
@@ -90,20 +87,16 @@ def squared_by_gram(x: Tensor, dy: Tensor) -> Length:
 
 
 def inner_products(values: Tensor) -> Tensor:
-    """Of every pair of positions, ``[n, t, i]`` to ``[n, t, t]`` in float64; a few records at a time on a CPU, since a
-    large copy would be paged in anew at every step."""
+    """Inner products of every pair of positions, ``[n, t, i]`` to ``[n, t, t]`` in float64.
+
+    A few records at a time on a CPU, since a large copy would be paged in anew at every step.
+    """
     some = len(values) if values.is_cuda else max(1, WIDENED // max(1, values[0].numel()))
     found = values.new_empty((len(values), values.shape[1], values.shape[1]), dtype=torch.float64)
     for start in range(0, len(values), some):
         wide = values[start : start + some].double()
         torch.bmm(wide, wide.transpose(1, 2), out=found[start : start + some])
     return found
-
-
-def _reach(x: Tensor, dy: Tensor, wide: int, deep: int) -> Tensor:
-    """B = Σ_t ‖x_t‖‖dy_t‖ from norms ``[n, t]``, rounded up."""
-    tall = x.double().add_(VANISHES * math.sqrt(wide)) * dy.double().add_(VANISHES * math.sqrt(deep))
-    return tall.sum(1).mul_(1 + 1e-3)
 
 
 def squared_sum(dy: Tensor) -> Length:

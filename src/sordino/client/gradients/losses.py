@@ -15,21 +15,14 @@ from sordino.errors import BadInput
 
 @dataclass(frozen=True)
 class Loss:
-    """A loss per record and its gradient, written out so that a chain of layers needs no autograd.
-
-    Attributes
-    ----------
-    values
-        ``(outputs[n, …], y[n])`` to ℓ ``[n]``; differentiable.
-    graded
-        The same to ℓ ``[n]`` and ∂ℓ_j/∂outputs_j in the shape of the outputs.
-    each
-        The same with every record by itself, slopes written into a third tensor; NaN where a label is none.
-    """
+    """A loss per record and its gradient, written out so that a chain of layers needs no autograd."""
 
     values: Callable[[Tensor, Tensor], Tensor]
+    """From ``outputs[n, …]``, ``y[n]`` to ℓ ``[n]``; differentiable."""
     graded: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+    """The same to ℓ ``[n]`` and ∂ℓ_j/∂outputs_j in the shape of the outputs."""
     each: Callable[[Tensor, Tensor, Tensor], list[float]]
+    """The same with every record by itself, slopes written into a third tensor; NaN where a label is none."""
 
 
 def cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
@@ -38,7 +31,7 @@ def cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
 
 
 def graded_cross_entropy(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """ℓ_j, and softmax(outputs_j) with 1 taken from the entry of the label."""
+    """The loss ℓ_j and its gradient, softmax(outputs_j) less 1 at the label."""
     if outputs.dim() == 2 and outputs.shape[1] <= fused.MOST_CLASSES and fused.serves(outputs):
         return fused.cross_entropy(outputs, y)
     logs = functional.log_softmax(outputs, 1)
@@ -49,12 +42,11 @@ def graded_cross_entropy(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 def half_squared_error(outputs: Tensor, y: Tensor) -> Tensor:
     """ℓ_j = ½ Σ (outputs_j − y_j)², summed over outputs where there are several."""
-    gap = outputs.reshape(outputs.shape[0], -1) - y.reshape(y.shape[0], -1)
-    return 0.5 * gap.square().sum(1)
+    return graded_half_squared_error(outputs, y)[0]
 
 
 def graded_half_squared_error(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """ℓ_j, and outputs_j − y_j."""
+    """The loss ℓ_j and its gradient, outputs_j − y_j."""
     gap = outputs.reshape(outputs.shape[0], -1) - y.reshape(y.shape[0], -1)
     return 0.5 * gap.square().sum(1), gap.view(outputs.shape)
 

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 Pair = tuple[int, int]
 
 
-@dataclass(frozen=True)
-class Geometry:
+class Geometry(NamedTuple):
     """Kernel, stride, zero padding and dilation over height and width."""
 
     kernel: Pair
     stride: Pair
     padding: Pair
     dilation: Pair
+
+    @staticmethod
+    def of(module: nn.Conv1d | nn.Conv2d | nn.MaxPool2d) -> Geometry:
+        """The geometry of a module; one axis is a width at a height of 1, padding that is not of zeros is left out."""
+        padding = module.padding if isinstance(module, nn.MaxPool2d) or pads_with_zeros(module) else 0
+        sides = (module.kernel_size, 1), (module.stride, 1), (padding, 0), (module.dilation, 1)
+        return Geometry(*(_pair(value, filler) for value, filler in sides))  # type: ignore[arg-type]
 
     @property
     def taps(self) -> int:
@@ -33,11 +39,20 @@ class Geometry:
         """Height and width of the output."""
         sizes = [
             (size + 2 * pad - hole * (kernel - 1) - 1) // step + 1
-            for size, pad, hole, kernel, step in zip(
-                (height, width), self.padding, self.dilation, self.kernel, self.stride
-            )
+            for size, kernel, step, pad, hole in zip((height, width), *self)
         ]
         return sizes[0], sizes[1]
+
+
+def _pair(value: int | tuple[int, ...], filler: int) -> Pair:
+    if isinstance(value, int):
+        return value, value
+    return (filler, value[0]) if len(value) == 1 else (value[0], value[1])
+
+
+def pads_with_zeros(module: nn.Conv1d | nn.Conv2d) -> bool:
+    """Whether a convolution's padding is of zeros and given in numbers (not reflected, circular or "same")."""
+    return module.padding_mode == "zeros" and not isinstance(module.padding, str)
 
 
 def last_padded(x: Tensor, geometry: Geometry) -> Tensor:
@@ -53,11 +68,10 @@ def patches_view(padded: Tensor, geometry: Geometry) -> Tensor:
     """View ``[n, ho, wo, kh, kw, c]`` of a padded channels-last input; no copy."""
     n, height, width, channels = padded.shape
     at_n, at_h, at_w, at_c = padded.stride()
-    inner = Geometry(geometry.kernel, geometry.stride, (0, 0), geometry.dilation)
-    high, wide = inner.output(height, width)
-    (kh, kw), (sh, sw), (dh, dw) = geometry.kernel, geometry.stride, geometry.dilation
+    high, wide = geometry._replace(padding=(0, 0)).output(height, width)
+    (sh, sw), (dh, dw) = geometry.stride, geometry.dilation
     strides = (at_n, sh * at_h, sw * at_w, dh * at_h, dw * at_w, at_c)
-    return padded.as_strided((n, high, wide, kh, kw, channels), strides, padded.storage_offset())
+    return padded.as_strided((n, high, wide, *geometry.kernel, channels), strides, padded.storage_offset())
 
 
 def scattered(patches: Tensor, size: Pair, geometry: Geometry) -> Tensor:
@@ -73,14 +87,14 @@ def scattered(patches: Tensor, size: Pair, geometry: Geometry) -> Tensor:
     return padded[:, ph : ph + size[0], pw : pw + size[1]].permute(0, 3, 1, 2)
 
 
-def planes_into(x: Tensor, geometry: Geometry, out: Tensor) -> None:
-    """Shifted copies of the image, ``out[n, c·kh·kw, ho·wo]``: long contiguous runs where channels are few."""
+def planes_view(x: Tensor, geometry: Geometry) -> Tensor:
+    """Shifted images, a view ``[n, c, kh, kw, ho, wo]``: long contiguous runs to copy where channels are few."""
     (ph, pw), (sh, sw), (dh, dw) = geometry.padding, geometry.stride, geometry.dilation
     padded = functional.pad(x.contiguous(), (pw, pw, ph, ph)) if ph or pw else x.contiguous()
     at_n, at_c, at_h, at_w = padded.stride()
-    shape = (*x.shape[:2], *geometry.kernel, *geometry.output(x.shape[2], x.shape[3]))
+    shape = (*x.shape[:2], *geometry.kernel, *geometry.output(*x.shape[2:]))
     strides = (at_n, at_c, dh * at_h, dw * at_w, sh * at_h, sw * at_w)
-    out.view(shape).copy_(padded.as_strided(shape, strides, padded.storage_offset()))
+    return padded.as_strided(shape, strides, padded.storage_offset())
 
 
 def row_windows(padded: Tensor, kernel: int, wide: int) -> Tensor:
@@ -89,6 +103,4 @@ def row_windows(padded: Tensor, kernel: int, wide: int) -> Tensor:
     Once copied, what the kernel's row k sees at every output position is the slice of rows ``k .. k + ho``.
     """
     n, height, _, channels = padded.shape
-    at_n, at_h, at_w, at_c = padded.stride()
-    shape = (n, height, wide, kernel * channels)
-    return padded.as_strided(shape, (at_n, at_h, at_w, at_c), padded.storage_offset())
+    return padded.as_strided((n, height, wide, kernel * channels), padded.stride(), padded.storage_offset())

@@ -3,40 +3,68 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from sordino.client.gradients.layout import view_of
+from sordino.client.gradients import fused
 from sordino.client.gradients.lengths import Length
-from sordino.client.gradients.segments import Segments
 from sordino.client.gradients.types import LayerPlan, Slot
 
 Held = dict[str, Tensor]
 Saved = tuple[Tensor, ...]
+SMALL, LARGE = 2**16, 2**19
 
 
-class Layer(Protocol):
-    """One trainable leaf of the model: how it runs, differentiates, is recorded and is summed."""
+class Layer(ABC):
+    """One trainable leaf of the model: how it runs, is differentiated, is recorded and is summed."""
 
-    name: str
+    method: str
+    reason: str
+
+    def __init__(self, name: str, module: nn.Module, slots: dict[str, Slot]) -> None:
+        self.name, self.kind, self.slots = name, type(module).__name__, slots
+        self._fixed = {key: value.detach() for key, value in module.named_parameters(recurse=False)}
 
     def plan(self) -> LayerPlan:
         """How the layer is served, and why."""
+        return LayerPlan(self.name, self.kind, self.method, self.reason)
 
+    def weight(self, tape: Tape) -> Tensor:
+        """The layer's weight in this pass, trained or fixed; rows first where weights are stacked."""
+        return self._value("weight", tape)
+
+    def bias(self, tape: Tape) -> Tensor | None:
+        """The layer's bias in the same way, where it has one."""
+        return self._value("bias", tape) if "bias" in self._fixed else None
+
+    def _value(self, key: str, tape: Tape) -> Tensor:
+        if key in self.slots:
+            return self.slots[key].view(tape.params)
+        fixed = self._fixed[key]
+        return fixed.expand(tape.params.shape[0], *fixed.shape) if tape.stacked else fixed
+
+    @abstractmethod
     def forward(self, x: Tensor, tape: Tape) -> tuple[Tensor, Saved]:
         """Output, and what the backward pass needs."""
 
+    @abstractmethod
     def input_gradient(self, dy: Tensor, saved: Saved, tape: Tape) -> Tensor:
         """Gradient with respect to the layer's input."""
 
+    @abstractmethod
     def record(self, dy: Tensor, saved: Saved, tape: Tape) -> None:
         """Add the layer's ‖g_j‖² to the tape and hold there what the weighted sum will need."""
 
-    def pull(self, factors: Tensor, held: Held, segments: Segments, sums: Sums) -> None:
-        """Write Σ_j factors_j · g_j of the layer's own slots."""
+    @abstractmethod
+    def pull(self, factors: Tensor, held: Held, segments: Segments, out: Tensor) -> None:
+        """Write Σ_j factors_j · g_j into the layer's own slots of ``out[rows, d]``."""
 
 
 class Workspace:
@@ -45,91 +73,51 @@ class Workspace:
     def __init__(self) -> None:
         self._buffers: dict[str, Tensor] = {}
 
-    def take(self, key: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    def take(self, key: str, shape: tuple[int, ...], like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """A buffer of that shape with arbitrary content, valid until the key is taken again."""
-        size = math.prod(shape)
+        size, dtype = math.prod(shape), dtype or like.dtype
         flat = self._buffers.get(key)
-        if flat is None or flat.numel() < size or flat.dtype != dtype or flat.device != device:
+        if flat is None or flat.numel() < size or flat.dtype != dtype or flat.device != like.device:
             # Poisson batches change size at every step: some room above spares a new buffer each time.
-            flat = torch.empty(size + size // 8, dtype=dtype, device=device)
+            flat = torch.empty(size + size // 8, dtype=dtype, device=like.device)
             self._buffers[key] = flat
         return flat[:size].view(shape)
 
 
-class Batch:
-    """What the passes over one batch leave behind, filled window by window.
-
-    Attributes
-    ----------
-    records
-        How many there are, n.
-    held
-        Per layer, tensors with the records as first axis, from which the weighted sums are computed.
-    """
-
-    def __init__(self, records: int, workspace: Workspace) -> None:
-        self.records = records
-        self.held: dict[str, Held] = {}
-        self._workspace = workspace
-
-    def room(self, layer: str, key: str, tail: tuple[int, ...], like: Tensor, copies: int | None) -> Tensor:
-        """Space held under a layer's key, the same for all windows: ``[n, *tail]``, or ``[n, copies, *tail]``."""
-        own = self.held.setdefault(layer, {})
-        if key not in own:
-            # Each copy is contiguous over the records, which batched products need of their result.
-            space = self._workspace.take(f"{layer}/{key}", (copies or 1, self.records, *tail), like.dtype, like.device)
-            own[key] = space.transpose(0, 1) if copies else space[0]
-        return own[key]
-
-
 @dataclass
 class Tape:
-    """State of one pass over a window of a batch.
-
-    Attributes
-    ----------
-    params
-        ``[d]`` when the records of the window share one vector of weights, else ``[rows, d]`` with the same number
-        of records in every row.
-    window
-        The records of this pass, ``start .. stop``.
-    scratch
-        Buffers that are free again after the pass.
-    lengths
-        How many records of each row count, ``[rows]`` (one row where weights are shared); the rest is padding.
-    mixed
-        Whether activations and their gradients may be computed in TF32; never gradients of parameters and norms.
-    squares
-        ‖g_j‖² of the window's records from every group of parameters, ``[window]`` or ``[window, parts]``.
-    excesses
-        What rounding may add to ‖g_j‖ beyond that, ``[window]`` each.
-    used
-        How often each layer ran.
-    volume
-        Numbers the layers have put out.
-    """
+    """State of one pass over a window of a batch."""
 
     params: Tensor
-    batch: Batch
+    """``[d]`` where the window's records share one vector of weights, else ``[rows, d]``, as many records in each."""
     window: tuple[int, int]
+    """The records of this pass, ``start .. stop``."""
+    records: int
+    """Number of records in the whole batch."""
+    held: dict[str, Held]
+    """What the passes over the batch leave behind, filled window by window: per layer, tensors with all records as
+    first axis, from which the weighted sums are computed."""
+    kept: Workspace
+    """The buffers in which those tensors lie."""
     scratch: Workspace
+    """Buffers that are free again after the pass."""
     lengths: Tensor
-    mixed: bool = False
+    """How many records of each row count, ``[rows]`` (one row where weights are shared); the rest is padding."""
+    mixed: bool
+    """Whether activations and their gradients may be computed in TF32; never gradients of parameters and norms."""
     squares: list[Tensor] = field(default_factory=list)
+    """‖g_j‖² of the window's records from every group of parameters, ``[window]`` or ``[window, parts]``."""
     excesses: list[Tensor] = field(default_factory=list)
+    """What rounding may add to ‖g_j‖ beyond that, ``[window]`` each."""
     used: dict[str, int] = field(default_factory=dict)
+    """How often each layer ran."""
     volume: int = 0
+    """Numbers the layers have put out."""
 
     @property
     def stacked(self) -> bool:
         """Whether every row has weights of its own."""
         return self.params.dim() == 2
-
-    def value(self, slot: Slot | None, fixed: Tensor) -> Tensor:
-        """The values of a slot, or the fixed tensor where it is not trained; rows first where weights are stacked."""
-        if slot is not None:
-            return view_of(self.params, slot)
-        return fixed.expand(self.params.shape[0], *fixed.shape) if self.stacked else fixed
 
     def per_record(self, values: Tensor) -> Tensor:
         """Stacked values spread over the records of the window: ``[rows, …]`` to ``[n, …]``."""
@@ -145,38 +133,22 @@ class Tape:
 
     def room(self, layer: str, key: str, tail: tuple[int, ...], like: Tensor, copies: int | None = None) -> Tensor:
         """Space for the window's records in a tensor held for the whole batch: ``[window, (copies,) *tail]``."""
-        return self.batch.room(layer, key, tail, like, copies)[self.window[0] : self.window[1]]
+        own = self.held.setdefault(layer, {})
+        if key not in own:
+            # Each copy is contiguous over the records, which batched products need of their result.
+            space = self.kept.take(f"{layer}/{key}", (copies or 1, self.records, *tail), like)
+            own[key] = space.transpose(0, 1) if copies else space[0]
+        return own[key][self.window[0] : self.window[1]]
 
     def hold(self, layer: str, key: str, values: Tensor) -> None:
         """Hold values of the window's records; by reference where the window is the whole batch."""
-        if values.shape[0] == self.batch.records:
-            self.batch.held.setdefault(layer, {})[key] = values
+        if values.shape[0] == self.records:
+            self.held.setdefault(layer, {})[key] = values
         else:
             self.room(layer, key, tuple(values.shape[1:]), values).copy_(values)
 
 
-@dataclass(frozen=True)
-class Sums:
-    """Where the weighted sums go: ``out[rows, d]``, slot by slot."""
-
-    out: Tensor
-
-    def of(self, slot: Slot) -> Tensor:
-        """View of one slot, ``[rows, size]``."""
-        return self.out[:, slot.offset : slot.offset + slot.size]
-
-    def put(self, slot: Slot, total: Tensor) -> None:
-        """Write ``[rows, *shape]`` into a slot, where shape is the slot's."""
-        self.of(slot).view(-1, *slot.shape).copy_(total)
-
-    def put_taps_first(self, slot: Slot, total: Tensor) -> None:
-        """Write a kernel's ``[rows, outputs, taps, channels]`` into its slot, ``[outputs, channels, kh, kw]``."""
-        outputs, channels = slot.shape[:2]
-        taps_first = total.view(total.shape[0], outputs, -1, channels)
-        self.of(slot).view(total.shape[0], outputs, channels, -1).copy_(taps_first.transpose(2, 3))
-
-
-class Recorded(torch.autograd.Function):
+class Taped(torch.autograd.Function):
     """A layer whose backward pass computes the gradient of its input only and records the rest on the tape."""
 
     @staticmethod
@@ -197,3 +169,88 @@ class Recorded(torch.autograd.Function):
         dx = layer.input_gradient(dy, saved, tape) if ctx.needs_input_grad[0] else None
         layer.record(dy, saved, tape)
         return dx, None, None, None
+
+
+@dataclass(frozen=True)
+class Segments:
+    """Which row each record of a flat batch belongs to: row r owns the records ``bounds[r] .. bounds[r+1]``."""
+
+    bounds: tuple[int, ...]
+    """Python numbers, so that no sum over rows waits for a device."""
+    width: int | None
+    """Records per row where all rows have the same number, else None."""
+
+    @staticmethod
+    def regular(rows: int, width: int) -> Segments:
+        """Segments in which every row has ``width`` records."""
+        bounds = tuple(range(0, rows * width + 1, width)) if width else (0,) * (rows + 1)
+        return Segments(bounds, width)
+
+    @staticmethod
+    def ragged(rows_of: Tensor, rows: int) -> Segments:
+        """Segments from the sorted row number of every record."""
+        counts = np.bincount(rows_of.cpu().numpy(), minlength=rows)
+        width = int(counts[0]) if rows and counts.min() == counts.max() else None
+        return Segments((0, *counts.cumsum().tolist()), width)
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return len(self.bounds) - 1
+
+    @property
+    def records(self) -> int:
+        """Number of records over all rows."""
+        return self.bounds[-1]
+
+    @cached_property
+    def pieces(self) -> list[tuple[int, int, int]]:
+        """``(row, start, stop)`` of every row that has records."""
+        return [(row, a, b) for row, (a, b) in enumerate(pairwise(self.bounds)) if b > a]
+
+    def skips(self, values: Tensor) -> bool:
+        """Whether :meth:`weighted` leaves a record with factor 0 unread, whatever its values."""
+        return bool(self.width) and self.rows > 1 and fused.serves(values)
+
+    def weighted(self, factors: Tensor, values: Tensor, out: Tensor) -> None:
+        """Σ_j factors_j · values_j per row: ``[n]``, ``[n, p]`` into ``out[rows, p]``."""
+        if self.skips(values):
+            fused.weighted(factors, values.contiguous(), out)
+            return
+        if self.width and self.rows > 1:
+            weights = factors.view(self.rows, 1, self.width)
+            out.copy_(torch.bmm(weights, values.view(self.rows, self.width, -1)).squeeze(1))
+            return
+        for row, start, stop in self._prepared(out):
+            torch.mv(values[start:stop].t(), factors[start:stop], out=out[row])
+
+    def outer(self, left: Tensor, right: Tensor, out: Tensor) -> None:
+        """Σ over a row's records and positions of left ⊗ right: ``[n, t, o]``, ``[n, t, i]`` to ``out[rows, o·i]``."""
+        wide, deep = left.shape[2], right.shape[2]
+        # On a CPU a large matrix is better written where it belongs than written aside and copied.
+        if self.width and self.rows > 1 and (out.device.type != "cpu" or wide * deep <= SMALL):
+            left = left.reshape(self.rows, -1, wide)
+            out.copy_(torch.bmm(left.transpose(1, 2), right.reshape(self.rows, -1, deep)).flatten(1))
+            return
+        for row, start, stop in self._prepared(out):
+            flat = left[start:stop].reshape(-1, wide)
+            _product(flat.t(), right[start:stop].reshape(-1, deep), out[row].view(wide, deep))
+
+    def _prepared(self, out: Tensor) -> list[tuple[int, int, int]]:
+        if len(self.pieces) < self.rows:
+            out.zero_()
+        return self.pieces
+
+
+def _product(left: Tensor, right: Tensor, out: Tensor) -> None:
+    """``left @ right``; a large one cut into as many rows of blocks as there are threads.
+
+    The native product of a thin pair into a large matrix leaves all threads but one idle.
+    """
+    threads = torch.get_num_threads()
+    wide, deep = out.shape
+    if threads == 1 or wide % threads or wide * deep < LARGE:
+        torch.mm(left, right, out=out)
+        return
+    cut = left.unflatten(0, (threads, wide // threads))
+    torch.bmm(cut, right.expand(threads, -1, -1), out=out.view(threads, wide // threads, deep))

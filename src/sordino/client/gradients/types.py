@@ -1,23 +1,24 @@
-"""What goes into and comes out of a gradient engine."""
+"""What goes into and comes out of a gradient engine, and a model's trainable parameters as one flat vector."""
 
 from __future__ import annotations
 
+import copy
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from sordino.client.gradients.lengths import limits
-from sordino.errors import SordinoError
+from sordino.client.gradients.lengths import Length, limits
+from sordino.errors import BadInput, SordinoError
 
 
 class Slot(NamedTuple):
-    """Where one trainable tensor lies in a flat row of parameters."""
+    """Where one trainable tensor lies in a flat vector of parameters."""
 
     name: str
     shape: tuple[int, ...]
@@ -25,8 +26,51 @@ class Slot(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Number of entries."""
+        """Number of entries of the tensor."""
         return math.prod(self.shape)
+
+    def part(self, flat: Tensor) -> Tensor:
+        """The tensor's entries in flat parameters ``[…, d]``, a view ``[…, size]``."""
+        return flat[..., self.offset : self.offset + self.size]
+
+    def view(self, flat: Tensor) -> Tensor:
+        """The tensor in flat parameters ``[…, d]``, a view ``[…, *shape]``."""
+        return self.part(flat).view(*flat.shape[:-1], *self.shape)
+
+
+class Trainable:
+    """The trainable parameters of a model as one flat vector of length ``dimension``, d.
+
+    ``layout`` has the slot of every trainable tensor, in the model's own order.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.layout: list[Slot] = []
+        self.dimension = 0
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                self.layout.append(Slot(name, tuple(parameter.shape), self.dimension))
+                self.dimension += parameter.numel()
+        if not self.layout:
+            raise BadInput("the model has no trainable parameter; set requires_grad on what should be trained")
+
+    def flatten(self, model: nn.Module) -> Tensor:
+        """Trainable parameters of a model as one vector ``[d]``, copied."""
+        named = dict(model.named_parameters())
+        return torch.cat([named[slot.name].detach().reshape(-1) for slot in self.layout])
+
+    def load(self, model: nn.Module, flat: Tensor) -> None:
+        """Copy a vector ``[d]`` into a model's trainable parameters."""
+        if flat.shape != (self.dimension,):
+            raise BadInput(f"expected {self.dimension} parameters in one vector, got shape {tuple(flat.shape)}")
+        named = dict(model.named_parameters())
+        with torch.no_grad():
+            for slot in self.layout:
+                named[slot.name].copy_(slot.view(flat))
+
+
+Pull = Callable[[Tensor, Tensor], None]
+"""What writes Σ_j factors_j · g_j of finite records: factors ``[n]``, and where the sums go, ``[rows, d]``."""
 
 
 class LayerPlan(NamedTuple):
@@ -38,7 +82,6 @@ class LayerPlan(NamedTuple):
     reason: str
 
 
-@dataclass
 class Graded:
     """Losses and gradient norms of every record, and the way to their weighted gradient sum.
 
@@ -59,38 +102,35 @@ class Graded:
     contributes exactly zero whatever its factor, so that it can neither poison nor steer a row.
     """
 
-    losses: Tensor
-    norms: Tensor
-    limits: Tensor
-    _usable: Tensor
-    _pull: Callable[[Tensor, Tensor], None]
-    _shape: tuple[int, int]
-    _is_current: Callable[[], bool]
-
-    @staticmethod
-    def of(
+    def __init__(
+        self,
         losses: Tensor,
-        squares: Tensor,
-        excess: Tensor | None,
+        length: Length,
         finite: Tensor,
-        pull: Callable[[Tensor, Tensor], None],
+        pull: Pull,
         shape: tuple[int, int],
         is_current: Callable[[], bool] = lambda: True,
-    ) -> Graded:
-        """From losses, squared norms and finiteness ``[n]``, and what writes the weighted sum of finite records."""
-        norms = only(finite, squares.sqrt().to(losses.dtype), torch.inf)
-        bounds = only(finite, limits(squares, excess, shape[1]), torch.inf)
-        return Graded(losses, norms, bounds, finite, pull, shape, is_current)
+    ) -> None:
+        self.losses = losses
+        self.norms = only(finite, length.square.sqrt().to(losses.dtype), torch.inf)
+        self.limits = only(finite, limits(length, shape[1]), torch.inf)
+        self._usable, self._pull, self._shape, self._is_current = finite, pull, shape, is_current
+
+    def copied(self, pull: Pull, is_current: Callable[[], bool]) -> Graded:
+        """A copy that outlives these tensors and is pulled in another way."""
+        other = copy.copy(self)
+        other.losses, other.norms, other.limits = self.losses.clone(), self.norms.clone(), self.limits.clone()
+        other._pull, other._is_current = pull, is_current
+        return other
 
     def in_rows(self, shape: torch.Size, mask: Tensor | None) -> Graded:
-        """The same with losses and norms of ``[rows, b]``, and 0 where the mask says padding."""
+        """Shape losses, norms and limits as ``[rows, b]``, with 0 where the mask says padding."""
+        found = [self.losses, self.norms, self.limits]
         if mask is not None:
             real = mask.reshape(-1)
-            self.losses, self.norms = only(real, self.losses), only(real, self.norms)
-            self.limits = only(real, self.limits)
+            found = [only(real, each) for each in found]
             self._usable = self._usable & real
-        self.losses, self.norms = self.losses.view(shape), self.norms.view(shape)
-        self.limits = self.limits.view(shape)
+        self.losses, self.norms, self.limits = (each.view(shape) for each in found)
         return self
 
     def pull(self, factors: Tensor, out: Tensor | None = None) -> Tensor:
@@ -106,52 +146,47 @@ class Graded:
         return out
 
     def pull_into(self, factors: Tensor, out: Tensor) -> None:
-        """The same without looking whether the batch is still the engine's last."""
+        """Write what :meth:`pull` gives, without asking whether the batch is still the engine's last."""
         with torch.no_grad():
             # Not a product with the mask: zero times a factor that is not finite would not be zero.
             self._pull(only(self._usable, factors.reshape(-1)), out)
 
 
-class Engine(Protocol):
-    """Per-record gradients of one model under one loss. Parameters are rows of a flat ``[rows, d]`` matrix."""
+class Engine(Trainable, ABC):
+    """Per-record gradients of one model under one loss. Parameters are rows of a flat ``[rows, d]`` matrix.
+
+    ``module`` is the engine's own copy of the model; its weights mean nothing. ``mixed``: whether a GPU may compute
+    activations in TF32.
+    """
+
+    module: nn.Module
+    mixed = False
 
     @property
-    def module(self) -> nn.Module:
-        """The engine's own copy of the model; its weights mean nothing."""
-
-    @property
-    def dimension(self) -> int:
-        """Number of trainable parameters, d."""
-
-    @property
-    def layout(self) -> list[Slot]:
-        """Name, shape and offset of every trainable tensor, in the model's order."""
-
-    @property
+    @abstractmethod
     def bytes_per_record(self) -> int:
         """Memory a record takes until its batch is pulled, to size chunks by; a guess before the first batch."""
 
+    @abstractmethod
     def describe(self) -> list[LayerPlan]:
         """Which implementation serves each layer, and why."""
 
-    def flatten(self, model: nn.Module) -> Tensor:
-        """Trainable parameters of a model as one vector ``[d]``, copied."""
-
-    def load(self, model: nn.Module, flat: Tensor) -> None:
-        """Write a vector ``[d]`` into a model's trainable parameters."""
-
+    @abstractmethod
     def __call__(self, params: Tensor, x: Tensor, y: Tensor, mask: Tensor | None = None) -> Graded:
         """Grade ``x[rows, b, …]``, ``y[rows, b]`` under ``params[rows, d]``; False in ``mask[rows, b]`` is padding.
 
         Leave the tensors as they are until the batch is pulled: layers may hold them.
         """
 
+    @abstractmethod
     def shared(self, params: Tensor, x: Tensor, y: Tensor, rows_of: Tensor, rows: int) -> Graded:
         """Grade a ragged batch ``x[n, …]`` under one ``params[d]``; ``rows_of[n]``, sorted, is each record's row."""
 
+    @abstractmethod
     def losses(self, params: Tensor, x: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
         """Per-record losses ``[rows, b]`` only; 0 for masked records."""
 
+    @abstractmethod
     def predict(self, flat: Tensor, x: Tensor) -> Tensor:
         """Outputs of the model with parameters ``flat[d]`` for ``x[n, …]``, in evaluation mode."""
 
@@ -162,13 +197,13 @@ def _constant(value: float, device: torch.device, dtype: torch.dtype) -> Tensor:
 
 
 def only(where: Tensor, values: Tensor, other: float = 0.0) -> Tensor:
-    """The values where asked, ``other`` elsewhere; a number that is passed anew costs a GPU a kernel each time."""
+    """The values where a mask is true, ``other`` elsewhere; a number passed anew costs a GPU a kernel each time."""
     return torch.where(where, values, _constant(other, values.device, values.dtype))
 
 
 @contextmanager
 def precise(mixed: bool = False) -> Iterator[None]:
-    """Native convolutions in float32 proper: a GPU would otherwise take TF32 for them without being asked."""
+    """Compute native convolutions in full float32: a GPU would otherwise take TF32 for them without being asked."""
     before = torch.backends.cudnn.allow_tf32
     torch.backends.cudnn.allow_tf32 = mixed
     try:
@@ -179,7 +214,7 @@ def precise(mixed: bool = False) -> Iterator[None]:
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """The module in evaluation mode, and back."""
+    """Hold a module in evaluation mode, and put it back afterwards."""
     was_training = module.training
     module.eval()
     try:

@@ -5,17 +5,16 @@ Every way records ‖g_j‖² and holds what it needs for Σ_j a_j g_j; g_j = dy
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+import math
+from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor
 
 from sordino.client.gradients import fused
 from sordino.client.gradients.lengths import Length, squared_by_gram, squared_norms, squared_outer
-from sordino.client.gradients.patches import Geometry, last_padded, patches_view, planes_into, row_windows
-from sordino.client.gradients.segments import Segments
-from sordino.client.gradients.tape import Held, Saved, Sums, Tape, Workspace
+from sordino.client.gradients.patches import Geometry, last_padded, patches_view, planes_view, row_windows
+from sordino.client.gradients.tape import Held, Saved, Segments, Tape, Workspace
 from sordino.client.gradients.types import Slot
 
 GHOST_GAIN = 24  # products that one held number is worth: written once, read twice
@@ -23,22 +22,9 @@ FEW_CHANNELS = 4
 FEW_RECORDS = 32  # a batch to plan for
 
 
-class Way(Protocol):
-    """One way to a convolution's per-record gradients."""
-
-    method: str
-    reason: str
-
-    def record(self, layer: str, saved: Saved, dy: Tensor, tape: Tape) -> None:
-        """Record squared norms; ``dy`` is ``[n, positions, outputs]``."""
-
-    def pull(self, factors: Tensor, held: Held, segments: Segments, sums: Sums, slot: Slot) -> None:
-        """Write the weighted sum of the weight's slot."""
-
-
 def choose(geometry: Geometry, inputs: int, outputs: int, groups: int, x: Tensor, bias: bool) -> Way:
     """The cheapest way for one layer at the size of its input x, where that lies."""
-    positions = torch.Size(geometry.output(x.shape[-2], x.shape[-1])).numel()
+    positions = math.prod(geometry.output(*x.shape[-2:]))
     seen = inputs // groups * geometry.taps
     if groups > 1:
         return Patches(geometry, groups)
@@ -49,9 +35,34 @@ def choose(geometry: Geometry, inputs: int, outputs: int, groups: int, x: Tensor
         return Fused(geometry, bias)
     if inputs <= FEW_CHANNELS:
         return Planes(geometry)
-    if geometry.dense:
-        return RowWindows(geometry)
-    return Patches(geometry, groups)
+    return RowWindows(geometry) if geometry.dense else Patches(geometry, groups)
+
+
+class Way(ABC):
+    """One way to a convolution's per-record gradients."""
+
+    method = "per-record"
+    reason = ""
+
+    def __init__(self, geometry: Geometry) -> None:
+        self.geometry = geometry
+
+    @abstractmethod
+    def record(self, layer: str, saved: Saved, dy: Tensor, tape: Tape) -> None:
+        """Record squared norms; ``dy`` is ``[n, positions, outputs]``."""
+
+    def pull(self, factors: Tensor, held: Held, segments: Segments, out: Tensor, slot: Slot) -> None:
+        """Write the weighted sum into the weight's slot: here of gradients held as ``[n, outputs·taps·channels]``."""
+        total = factors.new_empty(segments.rows, slot.size)
+        segments.weighted(factors, held["grads"].flatten(1), total)
+        _put_taps_first(total, out, slot)
+
+
+def _put_taps_first(total: Tensor, out: Tensor, slot: Slot) -> None:
+    """Write a kernel's ``[rows, outputs, taps, channels]`` into its slot, ``[outputs, channels, kh, kw]``."""
+    rows, outputs, channels = len(total), *slot.shape[:2]
+    taps_first = total.view(rows, outputs, -1, channels)
+    slot.part(out).view(rows, outputs, channels, -1).copy_(taps_first.transpose(2, 3))
 
 
 def by_group(seen: Tensor, groups: int) -> Tensor:
@@ -63,14 +74,14 @@ def by_group(seen: Tensor, groups: int) -> Tensor:
     return split.reshape(n * groups, high * wide, -1)
 
 
-@dataclass
-class Patches:
+class Patches(Way):
     """All patches copied, one product per record and group. Any stride, dilation and groups."""
 
-    geometry: Geometry
-    groups: int
-    method: str = "per-record"
-    reason: str = "patches times output gradient; held for the sum"
+    reason = "patches times output gradient; held for the sum"
+
+    def __init__(self, geometry: Geometry, groups: int) -> None:
+        super().__init__(geometry)
+        self.groups = groups
 
     def record(self, layer: str, saved: Saved, dy: Tensor, tape: Tape) -> None:
         """One product per record and group."""
@@ -82,25 +93,15 @@ class Patches:
         torch.bmm(dy.transpose(1, 2), seen, out=grads.view(-1, outputs // self.groups, seen.shape[2]))
         tape.note(Length(squared_norms(grads)))
 
-    def pull(self, factors: Tensor, held: Held, segments: Segments, sums: Sums, slot: Slot) -> None:
-        """Weighted sum of the held gradients, put in the parameter's order."""
-        _put_weighted(factors, held["grads"].flatten(1), segments, sums, slot)
 
-
-def _put_weighted(factors: Tensor, values: Tensor, segments: Segments, sums: Sums, slot: Slot) -> None:
-    total = factors.new_empty(segments.rows, slot.size)
-    segments.weighted(factors, values, total)
-    sums.put_taps_first(slot, total)
-
-
-@dataclass
-class Fused:
+class Fused(Way):
     """One kernel from input and output gradient to every record's gradient and its norm, on a GPU."""
 
-    geometry: Geometry
-    bias: bool
-    method: str = "per-record"
-    reason: str = "one kernel a layer, patches never copied; held for the sum"
+    reason = "one kernel a layer, patches never copied; held for the sum"
+
+    def __init__(self, geometry: Geometry, bias: bool) -> None:
+        super().__init__(geometry)
+        self.bias = bias
 
     def record(self, layer: str, saved: Saved, dy: Tensor, tape: Tape) -> None:
         """Per-record gradients, those of a bias with them, and their squared norms."""
@@ -114,31 +115,26 @@ class Fused:
         squares = fused.record_gradients(x, dy, taken, pool, self.geometry, tape.lengths, grads, shifts)
         tape.note(Length(squares))
 
-    def pull(self, factors: Tensor, held: Held, segments: Segments, sums: Sums, slot: Slot) -> None:
+    def pull(self, factors: Tensor, held: Held, segments: Segments, out: Tensor, slot: Slot) -> None:
         """Weighted sum of the held gradients, put in the parameter's order."""
         values = held["grads"].flatten(1)
         if segments.skips(values):
-            fused.weighted(factors, values, sums.of(slot), self.geometry.taps, slot.shape[1])
+            fused.weighted(factors, values, slot.part(out), self.geometry.taps, slot.shape[1])
         else:
-            _put_weighted(factors, values, segments, sums, slot)
+            super().pull(factors, held, segments, out, slot)
 
 
-@dataclass
-class RowWindows:
+class RowWindows(Way):
     """Windows along the width copied once; each kernel row is a product with a slice of them. Stride 1, no groups."""
 
-    geometry: Geometry
-    method: str = "per-record"
-    reason: str = "stride 1: one product per kernel row, no patches; held for the sum"
+    reason = "stride 1: one product per kernel row, no patches; held for the sum"
 
     def record(self, layer: str, saved: Saved, dy: Tensor, tape: Tape) -> None:
         """One product per record and kernel row."""
         kh, kw = self.geometry.kernel
-        high, wide = self.geometry.output(saved[0].shape[2], saved[0].shape[3])
+        high, wide = self.geometry.output(*saved[0].shape[2:])
         view = row_windows(last_padded(saved[0], self.geometry), kw, wide)
-        windows = tape.scratch.take(
-            "windows", (view.shape[0], view.shape[1] * wide, view.shape[3]), dy.dtype, dy.device
-        )
+        windows = tape.scratch.take("windows", (view.shape[0], view.shape[1] * wide, view.shape[3]), dy)
         windows.view(view.shape).copy_(view)
         turned = dy.transpose(1, 2)
         grads = tape.room(layer, "grads", (dy.shape[2], windows.shape[2]), dy, copies=kh)
@@ -146,7 +142,7 @@ class RowWindows:
             torch.bmm(turned, windows[:, row * wide : (row + high) * wide], out=grads[:, row])
             tape.note(Length(squared_norms(grads[:, row])))
 
-    def pull(self, factors: Tensor, held: Held, segments: Segments, sums: Sums, slot: Slot) -> None:
+    def pull(self, factors: Tensor, held: Held, segments: Segments, out: Tensor, slot: Slot) -> None:
         """Weighted sum of every kernel row, put in the parameter's order."""
         kh, kw = self.geometry.kernel
         outputs, channels = slot.shape[:2]
@@ -154,16 +150,13 @@ class RowWindows:
         for row in range(kh):
             segments.weighted(factors, held["grads"][:, row].flatten(1), total[row])
         in_order = total.view(kh, segments.rows, outputs, kw, channels).permute(1, 2, 4, 0, 3)
-        sums.of(slot).view(segments.rows, outputs, channels, kh, kw).copy_(in_order)
+        slot.part(out).view(segments.rows, outputs, channels, kh, kw).copy_(in_order)
 
 
-@dataclass
-class Planes:
+class Planes(Way):
     """Shifted copies of an image with few channels serve the forward pass and the gradient."""
 
-    geometry: Geometry
-    method: str = "per-record"
-    reason: str = "few channels: shifted images serve the forward pass and the gradient; held for the sum"
+    reason = "few channels: shifted images serve the forward pass and the gradient; held for the sum"
 
     def forward(
         self, layer: str, x: Tensor, weight: Tensor, bias: Tensor | None, scratch: Workspace
@@ -174,17 +167,17 @@ class Planes:
         kernels = weight.new_empty(planes.shape[1], weight.shape[0])
         kernels[:-1] = weight.reshape(weight.shape[0], -1).t()
         kernels[-1] = 0 if bias is None else bias
-        out = scratch.take(f"{layer}/out", (n, planes.shape[2], weight.shape[0]), x.dtype, x.device)
+        out = scratch.take(f"{layer}/out", (n, planes.shape[2], weight.shape[0]), x)
         torch.bmm(planes.transpose(1, 2), kernels.expand(n, -1, -1), out=out)
-        high, wide = self.geometry.output(x.shape[2], x.shape[3])
+        high, wide = self.geometry.output(*x.shape[2:])
         return out.view(n, high, wide, -1).permute(0, 3, 1, 2), (x, planes)
 
     def _planes(self, layer: str, x: Tensor, scratch: Workspace) -> Tensor:
         """``[n, channels·taps + 1, positions]``; the last plane is 1 and adds the bias."""
-        size = self.geometry.output(x.shape[2], x.shape[3])
-        shape = (x.shape[0], x.shape[1] * self.geometry.taps + 1, size[0] * size[1])
-        planes = scratch.take(f"{layer}/planes", shape, x.dtype, x.device)
-        planes_into(x, self.geometry, planes[:, :-1])
+        view = planes_view(x, self.geometry)
+        shape = (x.shape[0], x.shape[1] * self.geometry.taps + 1, view.shape[4] * view.shape[5])
+        planes = scratch.take(f"{layer}/planes", shape, x)
+        planes[:, :-1].view(view.shape).copy_(view)
         planes[:, -1] = 1
         return planes
 
@@ -195,25 +188,26 @@ class Planes:
         torch.bmm(planes[:, :-1], dy, out=grads)
         tape.note(Length(squared_norms(grads)))
 
-    def pull(self, factors: Tensor, held: Held, segments: Segments, sums: Sums, slot: Slot) -> None:
+    def pull(self, factors: Tensor, held: Held, segments: Segments, out: Tensor, slot: Slot) -> None:
         """Weighted sum of the held gradients, put in the parameter's order."""
         total = factors.new_empty(segments.rows, slot.size)
         segments.weighted(factors, held["grads"].flatten(1), total)
-        sums.put(slot, total.view(segments.rows, -1, slot.shape[0]).transpose(1, 2).reshape(-1, *slot.shape))
+        turned = total.view(segments.rows, -1, slot.shape[0]).transpose(1, 2)
+        slot.part(out).view(segments.rows, slot.shape[0], -1).copy_(turned)
 
 
-@dataclass
-class Ghost:
+class Ghost(Way):
     """‖g‖² = ⟨P Pᵀ, dy dyᵀ⟩ and the sum as one product over the records of a row; no per-record gradient at all.
 
     Many positions: patches are copied with channels last, in long runs, and the sum is put in the parameter's order.
     Few positions: patches are small and take the parameter's order, so that the large sum need not be reordered.
     """
 
-    geometry: Geometry
-    reason: str
-    many: bool
-    method: str = "ghost"
+    method = "ghost"
+
+    def __init__(self, geometry: Geometry, reason: str, many: bool) -> None:
+        super().__init__(geometry)
+        self.reason, self.many = reason, many
 
     def record(self, layer: str, saved: Saved, dy: Tensor, tape: Tape) -> None:
         """Gram matrices; patches and dy are held."""
@@ -225,12 +219,12 @@ class Ghost:
         tape.hold(layer, "dy", dy)
         tape.note(squared_outer(flat, dy) if dy.shape[1] == 1 else squared_by_gram(flat, dy))
 
-    def pull(self, factors: Tensor, held: Held, segments: Segments, sums: Sums, slot: Slot) -> None:
+    def pull(self, factors: Tensor, held: Held, segments: Segments, out: Tensor, slot: Slot) -> None:
         """``Σ_j a_j dy_jᵀ P_j`` as one product a row."""
         scaled = held["dy"] * factors.view(-1, 1, 1)
         if not self.many:
-            segments.outer(scaled, held["seen"], sums.of(slot))
+            segments.outer(scaled, held["seen"], slot.part(out))
             return
         total = factors.new_empty(segments.rows, slot.size)
         segments.outer(scaled, held["seen"], total)
-        sums.put_taps_first(slot, total)
+        _put_taps_first(total, out, slot)

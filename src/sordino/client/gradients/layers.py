@@ -1,0 +1,242 @@
+"""Rules for layers other than convolutions: Linear, Embedding, and the normalisations of single records."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from sordino.client.gradients import fused
+from sordino.client.gradients.lengths import Length, squared_norms, squared_outer, squared_sum, squared_where_equal
+from sordino.client.gradients.tape import Held, Layer, Saved, Segments, Tape
+from sordino.client.gradients.types import Slot
+
+FEW_ENTRIES = 2**17
+
+
+class LinearLayer(Layer):
+    """``y = x Wᵀ + b`` for x of ``[n, in]`` or ``[n, …, in]``.
+
+    With one position, ‖g‖² = ‖dy‖² ‖x‖². With t positions either the ghost norm Σ_{s,t} (x_s·x_t)(dy_s·dy_t) or the
+    per-record product dyᵀx, whichever costs less. The weighted sum is one product over all records of a row.
+    """
+
+    method, reason = "ghost", "‖g‖ = ‖dy‖·‖x‖ for one position; no per-record gradient"
+
+    def forward(self, x: Tensor, tape: Tape) -> tuple[Tensor, Saved]:
+        """One product, or one per row where weights are stacked."""
+        weight, bias = self.weight(tape), self.bias(tape)
+        if not tape.stacked:
+            return functional.linear(x, weight, bias), (x,)
+        flat = x.reshape(weight.shape[0], -1, x.shape[-1])
+        cuts = _cuts(flat, weight)
+        if cuts > 1:
+            out = _cut_product(flat, weight, cuts)
+            out = out if bias is None else out.add_(bias.unsqueeze(1))
+        elif bias is None:
+            out = torch.bmm(flat, weight.transpose(1, 2))
+        else:
+            out = torch.baddbmm(bias.unsqueeze(1), flat, weight.transpose(1, 2))
+        return out.view(*x.shape[:-1], -1), (x,)
+
+    def input_gradient(self, dy: Tensor, saved: Saved, tape: Tape) -> Tensor:
+        """``dx = dy W``."""
+        weight = self.weight(tape)
+        if not tape.stacked:
+            return dy @ weight
+        flat = dy.reshape(weight.shape[0], -1, dy.shape[-1])
+        return torch.bmm(flat, weight).view(*dy.shape[:-1], -1)
+
+    def record(self, dy: Tensor, saved: Saved, tape: Tape) -> None:
+        """Squared norms by the cheapest way; x and dy themselves are held."""
+        x3, dy3 = (each.reshape(each.shape[0], -1, each.shape[-1]) for each in (saved[0], dy))
+        tape.hold(self.name, "dy", dy3)
+        if "weight" in self.slots:
+            tape.hold(self.name, "x", x3)
+            if x3.shape[1] == 1 and fused.serves(x3):
+                tape.note(Length(fused.outer_squares(x3[:, 0], dy3[:, 0], "bias" in self.slots)))
+                return
+            tape.note(squared_outer(x3, dy3))
+        if "bias" in self.slots:
+            tape.note(squared_sum(dy3))
+
+    def pull(self, factors: Tensor, held: Held, segments: Segments, out: Tensor) -> None:
+        """``Σ_j a_j dy_jᵀ x_j`` as one product a row."""
+        scaled = held["dy"] * factors.view(-1, 1, 1)
+        if "weight" in self.slots:
+            segments.outer(scaled, held["x"], self.slots["weight"].part(out))
+        if "bias" in self.slots:
+            segments.weighted(factors, held["dy"].sum(1), self.slots["bias"].part(out))
+
+
+def _cuts(x: Tensor, weight: Tensor) -> int:
+    """Into how many parts to cut a long product on a GPU, so that more than a few blocks work at it."""
+    rows, outputs, features = weight.shape
+    few = x.is_cuda and rows * x.shape[1] * outputs <= FEW_ENTRIES
+    return next((cuts for cuts in (16, 8, 4) if few and features % cuts == 0 and features // cuts >= 64), 1)
+
+
+def _cut_product(x: Tensor, weight: Tensor, cuts: int) -> Tensor:
+    """``x Wᵀ`` of every row as the sum of ``cuts`` products over parts of the features."""
+    rows, outputs, _ = weight.shape
+    left, right = (each.unflatten(2, (cuts, -1)).transpose(1, 2).flatten(0, 1) for each in (x, weight))
+    return torch.bmm(left, right.transpose(1, 2)).view(rows, cuts, -1, outputs).sum(1)
+
+
+class EmbeddingLayer(Layer):
+    """Rows of a table. ‖g‖² = Σ over pairs of positions with the same index of dy_s·dy_t."""
+
+    method, reason = "ghost", "pairs of equal indices; no per-record table"
+
+    def __init__(self, name: str, module: nn.Embedding, slots: dict[str, Slot]) -> None:
+        super().__init__(name, module, slots)
+        self.entries, self.wide, self.padding = module.num_embeddings, module.embedding_dim, module.padding_idx
+
+    def forward(self, x: Tensor, tape: Tape) -> tuple[Tensor, Saved]:
+        """Look up, each record in its own row's table where weights are stacked."""
+        table = self.weight(tape)
+        if not tape.stacked:
+            return functional.embedding(x, table), (x,)
+        shift = tape.per_record(torch.arange(table.shape[0], device=x.device) * self.entries)
+        moved = x + shift.view(-1, *[1] * (x.dim() - 1))
+        return functional.embedding(moved, table.reshape(-1, self.wide)), (x,)
+
+    def input_gradient(self, dy: Tensor, saved: Saved, tape: Tape) -> Tensor:
+        """Indices have no gradient; autograd never asks."""
+        return torch.zeros_like(saved[0])
+
+    def record(self, dy: Tensor, saved: Saved, tape: Tape) -> None:
+        """Squared norms from the Gram matrix of dy where indices coincide."""
+        index = saved[0].reshape(saved[0].shape[0], -1)
+        dy3 = dy.reshape(dy.shape[0], -1, self.wide)
+        if self.padding is not None:
+            dy3 = dy3.masked_fill((index == self.padding).unsqueeze(2), 0)
+        tape.note(squared_where_equal(dy3, index))
+        tape.hold(self.name, "dy", dy3)
+        tape.hold(self.name, "index", index)
+
+    def pull(self, factors: Tensor, held: Held, segments: Segments, out: Tensor) -> None:
+        """Add scaled rows into each row's table."""
+        index = held["index"]
+        shift = torch.arange(segments.rows, device=index.device) * self.entries
+        counts = torch.tensor(segments.bounds, device=index.device).diff()
+        moved = index + shift.repeat_interleave(counts, output_size=segments.records).unsqueeze(1)
+        table = factors.new_zeros(segments.rows * self.entries, self.wide)
+        scaled = held["dy"] * factors.view(-1, 1, 1)
+        table.index_add_(0, moved.reshape(-1), scaled.reshape(-1, self.wide))
+        self.slots["weight"].part(out).copy_(table.view(segments.rows, -1))
+
+
+class Affine(Layer):
+    """Scale γ and shift β after a normalisation: few parameters, so the per-record gradients are held as they are."""
+
+    method, reason = "per-record", "two numbers a channel; held for the sum"
+
+    def keep(self, tape: Tape, scale: Tensor, shift: Tensor) -> None:
+        """Hold the trained ones of the per-record gradients ``[n, …]`` of scale and shift."""
+        for key in self.slots:
+            flat = (scale if key == "weight" else shift).flatten(1)
+            tape.hold(self.name, key, flat)
+            tape.note(Length(squared_norms(flat)))
+
+    def pull(self, factors: Tensor, held: Held, segments: Segments, out: Tensor) -> None:
+        """Weighted sums of what is held."""
+        for key, slot in self.slots.items():
+            segments.weighted(factors, held[key], slot.part(out))
+
+
+def order_of(x: Tensor) -> torch.memory_format:
+    """Channels last or first: a CPU's kernels take both, but the same for an input and its gradient; a GPU's first."""
+    last = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+    return torch.channels_last if last and x.device.type == "cpu" else torch.contiguous_format
+
+
+class GroupNormLayer(Affine):
+    """``y = γ (x − μ)/s + β`` with μ, s over groups of channels; InstanceNorm is one channel a group.
+
+    Per record: g_β = Σ dy and g_γ = (Σ dy·x − μ Σ dy)/s over positions.
+    """
+
+    def __init__(self, name: str, module: nn.GroupNorm | nn.InstanceNorm2d, slots: dict[str, Slot]) -> None:
+        super().__init__(name, module, slots)
+        self.groups = module.num_groups if isinstance(module, nn.GroupNorm) else module.num_features
+        self.eps = module.eps
+
+    def forward(self, x: Tensor, tape: Tape) -> tuple[Tensor, Saved]:
+        """Native group norm; a stacked scale and shift come after it."""
+        weight, bias = self.weight(tape), self.bias(tape)
+        x = x.contiguous(memory_format=order_of(x))
+        n, channels, area = x.shape[0], x.shape[1], x[0, 0].numel()
+        scale, shift = (None, None) if tape.stacked else (weight, bias)
+        out, mean, rstd = torch.native_group_norm(x, scale, shift, n, channels, area, self.groups, self.eps)
+        if tape.stacked and bias is not None:
+            out = out * _over_positions(weight, x.dim(), tape) + _over_positions(bias, x.dim(), tape)
+        return out, (x, mean, rstd)
+
+    def input_gradient(self, dy: Tensor, saved: Saved, tape: Tape) -> Tensor:
+        """Native backward for the input alone."""
+        x, mean, rstd = saved
+        weight: Tensor | None = self.weight(tape)
+        if tape.stacked and weight is not None:
+            dy, weight = dy * _over_positions(weight, dy.dim(), tape), None
+        dy = dy.contiguous(memory_format=order_of(x))
+        sizes = (dy.shape[0], dy.shape[1], dy[0, 0].numel(), self.groups)
+        dx: Tensor = torch.ops.aten.native_group_norm_backward(dy, x, mean, rstd, weight, *sizes, [True, False, False])[
+            0
+        ]
+        return dx
+
+    def record(self, dy: Tensor, saved: Saved, tape: Tape) -> None:
+        """Per-record gradients of scale and shift."""
+        x, mean, rstd = saved
+        n, channels = dy.shape[:2]
+        over = tuple(range(2, dy.dim()))
+        shift = dy.sum(over) if over else dy
+        product = (dy * x).sum(over) if over else dy * x
+        per_group = channels // self.groups
+        mean_of, rstd_of = (each.view(n, -1).repeat_interleave(per_group, 1) for each in (mean, rstd))
+        self.keep(tape, (product - mean_of * shift) * rstd_of, shift)
+
+
+def _over_positions(values: Tensor, axes: int, tape: Tape) -> Tensor:
+    return tape.per_record(values).view(-1, values.shape[1], *[1] * (axes - 2))
+
+
+class LayerNormLayer(Affine):
+    """``y = γ (x − μ)/s + β`` with μ, s over the last axes; γ and β have those axes."""
+
+    def __init__(self, name: str, module: nn.LayerNorm, slots: dict[str, Slot]) -> None:
+        super().__init__(name, module, slots)
+        self.shape, self.eps = list(module.normalized_shape), module.eps
+
+    def _spread(self, values: Tensor, x: Tensor, tape: Tape) -> Tensor:
+        if not tape.stacked:
+            return values
+        between = [1] * (x.dim() - 1 - len(self.shape))
+        return tape.per_record(values).view(x.shape[0], *between, *self.shape)
+
+    def forward(self, x: Tensor, tape: Tape) -> tuple[Tensor, Saved]:
+        """Normalise, then scale and shift."""
+        x = x.contiguous()
+        out, mean, rstd = torch.native_layer_norm(x, self.shape, None, None, self.eps)
+        bias = self.bias(tape)
+        out = out * self._spread(self.weight(tape), x, tape)
+        return out if bias is None else out + self._spread(bias, x, tape), (x, mean, rstd)
+
+    def input_gradient(self, dy: Tensor, saved: Saved, tape: Tape) -> Tensor:
+        """Native backward for the input alone."""
+        x, mean, rstd = saved
+        dy = dy * self._spread(self.weight(tape), dy, tape)
+        dx: Tensor = torch.ops.aten.native_layer_norm_backward(
+            dy.contiguous(), x, self.shape, mean, rstd, None, None, [True, False, False]
+        )[0]
+        return dx
+
+    def record(self, dy: Tensor, saved: Saved, tape: Tape) -> None:
+        """Per-record gradients of scale and shift, summed over the axes before the normalised ones."""
+        x, mean, rstd = saved
+        over = tuple(range(1, dy.dim() - len(self.shape)))
+        scale, shift = (x - mean).mul_(rstd).mul_(dy), dy
+        if over:
+            scale, shift = scale.sum(over), dy.sum(over)
+        self.keep(tape, scale, shift)
