@@ -291,7 +291,7 @@ def test_the_same_ledger_under_another_name_is_no_fresh_budget(tmp_path: Path, c
             with pytest.raises(ValueError, match="has one account"):
                 ledger.open_account("another", site.budget)
             assert [account.client for account in ledger.accounts()] == ["client-00"]
-            from sordino.engine.federation.commit import commitment
+            from sordino.engine.federation.state import commitment
 
             ledger.rebind("another", lambda salt: commitment(other, salt), "the clinic was renamed", "Dr. Weiss")
             moved = type(site)("another", other, ledger=ledger, **arguments)

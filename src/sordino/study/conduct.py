@@ -20,8 +20,7 @@ import torch
 from sordino.engine import rounds
 from sordino.engine.checkpoint import Checkpoint, write_atomic
 from sordino.engine.federation.coordinator import Coordinator, check_deployable
-from sordino.engine.federation.exchange import Transport, agree, enrol, farewell
-from sordino.engine.federation.inbox import Inbox
+from sordino.engine.federation.exchange import Inbox, Transport, agree, enrol, farewell
 from sordino.errors import BadInput, BudgetRefused, SordinoError
 from sordino.methods import Plan, adapt
 from sordino.privacy.accounting import composed_epsilon, replace_one_epsilon

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sordino.engine.federation.front import UNKNOWN
+from sordino.engine.federation.keyring import load_private, signing
 from sordino.engine.federation.node import Address, Node, meet
-from sordino.engine.federation.signing import load_private, signing
 from sordino.engine.federation.site import Site
 from sordino.engine.federation.worker import Lost
 from sordino.errors import SordinoError

@@ -19,10 +19,10 @@ from sordino.data.federation import LARGE
 from sordino.data.own import load_folder, schema_beside
 from sordino.data.schema import parse_schema
 from sordino.engine.federation.certificates import check_name
-from sordino.engine.federation.commit import commitment
 from sordino.engine.federation.node import Address
 from sordino.engine.federation.policy import Declared, Policy
 from sordino.engine.federation.site import Site
+from sordino.engine.federation.state import commitment
 from sordino.errors import BadInput
 from sordino.privacy.generators import Source
 from sordino.privacy.ledger import Ledger

@@ -22,29 +22,16 @@ from sordino.errors import SordinoError
 
 log = logging.getLogger("sordino.serve")
 
-FLEET = frozenset(
-    f"/v1/fleet/{what}"
-    for what in (
-        "activate-node",
-        "deactivate-node",
-        "send-node-heartbeat",
-        "pull-messages",
-        "push-messages",
-        "get-run",
-        "push-object",
-        "pull-object",
-        "confirm-message-received",
-    )
-)
+_CALLS = "activate-node deactivate-node send-node-heartbeat pull-messages push-messages get-run push-object pull-object"
+FLEET = frozenset(f"/v1/fleet/{call}" for call in (*_CALLS.split(), "confirm-message-received"))
 """What a site's SuperNode calls. It fetches no app, so nobody may."""
 
 UNNAMED = frozenset({"/v1/fleet/register-node", "/v1/fleet/unregister-node"})
 """What one without a key calls too, in a trial without keys: keys are registered from the keys' folder alone."""
 
 HEADERS = ("content-type", "accept", "flwr-public-key", "flwr-timestamp", "flwr-signature")
-"""What goes along with a call, and Flower's versions beside them."""
-
-VERSIONS = ("flwr-package-name", "flwr-package-version", "flwr-component-name")
+HEADERS += ("flwr-package-name", "flwr-package-version", "flwr-component-name")
+"""What goes along with a call, Flower's versions included."""
 
 MOST = 64 << 20
 """Bytes of the largest call; Flower cuts what is larger into pieces of five million."""
@@ -52,8 +39,7 @@ MOST = 64 << 20
 UNKNOWN = "this key is not enrolled here"
 """What a site with another key is told."""
 
-START = 10.0
-"""Seconds the front has to come up."""
+START = 10.0  # seconds the front has to come up
 
 
 class Front:
@@ -78,29 +64,24 @@ class Front:
         self.inner, self.authority, self.known = inner, authority, known
         self.calls = FLEET if known is not None else FLEET | UNNAMED
         self._line: Any = None
-        options: dict[str, Any] = {}
+        options: dict[str, Any] = {"log_config": None, "access_log": False, "server_header": False, "lifespan": "off"}
         if certificate is not None:
-            options = {"ssl_certfile": str(certificate[0]), "ssl_keyfile": str(certificate[1])}
-        quiet: dict[str, Any] = {"log_config": None, "access_log": False, "server_header": False, "lifespan": "off"}
-        self._server = uvicorn.Server(
-            uvicorn.Config(self, host=host, port=port, timeout_keep_alive=30, **quiet, **options)
-        )
+            options |= {"ssl_certfile": str(certificate[0]), "ssl_keyfile": str(certificate[1])}
+        self._server = uvicorn.Server(uvicorn.Config(self, host=host, port=port, timeout_keep_alive=30, **options))
         self._thread = threading.Thread(target=self._run, name="front", daemon=True)
 
     def start(self) -> None:
         """Open the port and wait until it answers; raises if it does not come up in time."""
         self._thread.start()
-        until = time.monotonic() + START
+        until, where = time.monotonic() + START, self._server.config
         while not self._server.started:
             if not self._thread.is_alive() or time.monotonic() > until:
-                raise SordinoError(
-                    f"the front does not come up at {self._server.config.host}:{self._server.config.port}"
-                )
+                raise SordinoError(f"the front does not come up at {where.host}:{where.port}")
             time.sleep(0.02)
 
     @property
     def running(self) -> bool:
-        """Whether it is there."""
+        """Whether the port is served."""
         return self._thread.is_alive()
 
     def stop(self) -> None:
@@ -120,11 +101,11 @@ class Front:
         headers = {name.decode("latin-1").lower(): value for name, value in scope["headers"]}
         path = scope["path"] if scope.get("raw_path") in (None, scope["path"].encode()) else ""
         if scope["method"] != "POST" or path not in self.calls or scope.get("query_string"):
-            await _say(send, 403, "the fleet's calls are answered here, and nothing else")
+            await _refuse(send, 403, "the fleet's calls are answered here, and nothing else")
         elif self.known is not None and _key(headers) not in self.known():
-            await _say(send, 412, UNKNOWN)  # which Flower reads out; at 401 it ends without a word
+            await _refuse(send, 412, UNKNOWN)  # which Flower reads out; at 401 it ends without a word
         elif _size(headers) > MOST:
-            await _say(send, 413, f"a call has at most {MOST} bytes")
+            await _refuse(send, 413, f"a call has at most {MOST} bytes")
         else:
             await self._pass(path, headers, receive, send)
 
@@ -135,21 +116,18 @@ class Front:
             verify = str(self.authority) if self.authority is not None else False
             limits = httpx.Limits(max_connections=200, max_keepalive_connections=50)
             self._line = httpx.AsyncClient(verify=verify, timeout=120.0, trust_env=False, limits=limits)
-        passed = {name: headers[name] for name in (*HEADERS, *VERSIONS) if name in headers}
+        passed = {name: headers[name] for name in HEADERS if name in headers}
         passed |= {"accept-encoding": b"identity", "content-length": str(_size(headers)).encode()}
         try:
             call = self._line.build_request("POST", self.inner + path, content=_body(receive), headers=passed)
             came = await self._line.send(call)
         except httpx.HTTPError as error:
             log.debug("the SuperLink does not answer: %s", error)
-            await _say(send, 503, "the SuperLink is not there")
+            await _refuse(send, 503, "the SuperLink is not there")
             return
-        back = [(name.encode(), value.encode()) for name, value in came.headers.items() if _goes_back(name)]
+        names = [name for name in came.headers if name == "content-type" or name.startswith("flwr-")]
+        back = [(name.encode(), came.headers[name].encode()) for name in names]
         await _answer(send, came.status_code, back, came.content)
-
-
-def _goes_back(name: str) -> bool:
-    return name == "content-type" or name.startswith("flwr-")
 
 
 def _key(headers: dict[str, bytes]) -> bytes:
@@ -176,8 +154,8 @@ async def _body(receive: Any) -> AsyncIterator[bytes]:
         yield part.get("body", b"")
 
 
-async def _say(send: Any, status: int, text: str) -> None:
-    """An error in the form that Flower's client reads out."""
+async def _refuse(send: Any, status: int, text: str) -> None:
+    """Answer with an error in the form that Flower's client reads out."""
     body = json.dumps({"code": status, "detail": text}).encode()
     await _answer(send, status, [(b"content-type", b"application/json"), (b"connection", b"close")], body)
 
