@@ -27,9 +27,8 @@ from sordino.engine.federation.wire import unpack
 from sordino.errors import BadInput, BudgetRefused, SordinoError
 from sordino.study.conduct import conduct, set_up
 from sordino.study.file import make_study
-from sordino.study.page import Page, page
 from sordino.study.report import render
-from sordino.study.status import line_of, look
+from sordino.study.status import Page, line_of, look, page
 from sordino.study.status import table as shown
 
 STEPS = {"steps": 2, "rate": 0.2, "lr": 0.5}

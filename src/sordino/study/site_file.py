@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 
 from sordino.client.rows import Records
 from sordino.data.federation import LARGE
@@ -33,7 +33,7 @@ from sordino.study.file import Section, explain
 log = logging.getLogger("sordino.site")
 
 
-class About(Section):
+class SiteAbout(Section):
     """``[site]``: its name, the server's address, a folder for its own files."""
 
     name: str
@@ -41,7 +41,7 @@ class About(Section):
     folder: str = "."
 
 
-class Data(Section):
+class SiteData(Section):
     """``[data]``: one CSV, Parquet or NPZ file, and the schema that says what its columns mean."""
 
     path: str
@@ -59,7 +59,10 @@ class BudgetKeys(Section):
 
 
 class Limits(Section):
-    """``[limits]``: what a server may ask for."""
+    """``[limits]``: what a server may ask for; the attributes of ``Policy``.
+
+    ``modules``: Python modules whose methods and parts (``module:attribute`` in a study) this site allows.
+    """
 
     methods: list[str] | None = None
     not_private: bool = False
@@ -70,6 +73,14 @@ class Limits(Section):
     run_epsilon: float | None = Field(default=None, gt=0)
     least_noise: float = Field(default=0.1, ge=0)
     clip: list[float] = Field(default=[1e-4, 1e4], min_length=2, max_length=2)
+    modules: list[str] = Field(default=[])
+
+    @field_validator("clip")
+    @classmethod
+    def _range(cls, clip: list[float]) -> list[float]:
+        if not 0 < clip[0] <= clip[1] < math.inf:
+            raise ValueError("it is the smallest and the largest radius, both positive")
+        return clip
 
 
 class KeyFiles(Section):
@@ -82,8 +93,8 @@ class KeyFiles(Section):
 class SiteKeys(Section):
     """A whole SITE.toml."""
 
-    site: About
-    data: Data
+    site: SiteAbout
+    data: SiteData
     budget: BudgetKeys
     limits: Limits = Limits()
     keys: KeyFiles | None = None
@@ -97,7 +108,7 @@ class SiteFile:
     keys: SiteKeys
 
     def at(self, name: str) -> Path:
-        """A path in the file."""
+        """The full path of a path in the file."""
         return (self.path.parent / name).resolve()
 
     @property
@@ -107,35 +118,21 @@ class SiteFile:
 
     @property
     def policy(self) -> Policy:
-        """``[limits]``."""
-        said = self.keys.limits
-        low, high = said.clip
-        if not 0 < low <= high < math.inf:
-            raise BadInput(f"limits.clip = {said.clip}: it is the smallest and the largest radius, both positive")
-        return Policy(
-            None if said.methods is None else tuple(said.methods),
-            said.not_private,
-            None if said.models is None else tuple(said.models),
-            said.rounds,
-            said.steps,
-            said.parameters,
-            said.run_epsilon,
-            said.least_noise,
-            (low, high),
-        )
+        """What a server may ask for, as ``[limits]`` says it."""
+        said = dict(self.keys.limits)
+        return Policy(**{key: tuple(value) if isinstance(value, list) else value for key, value in said.items()})
 
     def address(self, insecure: bool) -> Address:
         """Where the server is; without keys only if somebody said so in so many words."""
-        files = self.keys.keys
         if insecure:
             return Address.parse(self.keys.site.server, None, None)
-        if files is None:
+        if self.keys.keys is None:
             raise BadInput("[keys] is missing: name keys.authority and keys.private, or join with --insecure")
-        found = [self.at(files.authority), self.at(files.private)]
-        for key, one in zip(("authority", "private"), found):
+        files = {key: self.at(name) for key, name in self.keys.keys}
+        for key, one in files.items():
             if not one.is_file():
                 raise BadInput(f"keys.{key}: {one} does not exist; `sordino certify` makes keys for a trial")
-        return Address.parse(self.keys.site.server, *found)
+        return Address.parse(self.keys.site.server, **files)
 
     @property
     def budget(self) -> Budget:
@@ -169,8 +166,7 @@ class SiteFile:
 
         What was spent stays spent.
         """
-        records, _ = self.records()
-        where = self.at(self.keys.budget.ledger)
+        (records, _), where = self.records(), self.at(self.keys.budget.ledger)
         if not where.exists():
             raise BadInput(f"there is no ledger at {where}: a new one is tied to its site when it is first used")
         with Ledger(where) as ledger:

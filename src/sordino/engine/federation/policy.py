@@ -52,6 +52,7 @@ class Policy:
         one: it can start several, and the budget is what limits them together.
     least_noise: the smallest noise multiplier of any release, whatever the budget would pay for.
     clip: the range of clipping radii. A tiny radius would put noise below what floats resolve, so there is a floor.
+    modules: Python modules whose methods and parts, written ``module:attribute``, a study may use here.
     """
 
     methods: tuple[str, ...] | None = None
@@ -63,6 +64,7 @@ class Policy:
     run_epsilon: float | None = None
     least_noise: float = 0.1
     clip: tuple[float, float] = (1e-4, 1e4)
+    modules: tuple[str, ...] = ()
 
 
 def check_study(policy: Policy, brief: Mapping[str, Any], method: Method, declared: Declared, budget: Budget) -> None:

@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 from sordino.errors import BadInput, SordinoError
@@ -60,27 +61,43 @@ class Worker:
     """
 
     def __init__(self, port: int, secret: bytes) -> None:
-        import httpx
-        from flwr.supercore.auth import derive_auth_secret
+        from flwr.supercore.interceptors import SuperExecAuthHttpInterceptor
 
         check_flower()
-        self._secret = derive_auth_secret(secret)
-        self._line = httpx.Client(base_url=f"http://127.0.0.1:{port}/v1/runtime/", timeout=30.0, trust_env=False)
+        self._address = f"http://127.0.0.1:{port}"
+        signed = ["/flwr.proto.Runtime/AcquireTask"]
+        self._tasks = self._line(SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=signed))
+
+    def _line(self, credentials: Any) -> Any:
+        """A client of the SuperNode's interface for workers, which uses no proxy and follows no redirects."""
+        import httpx
+        from flwr.supercore.runtime import RuntimeHttpClient
+
+        made = RuntimeHttpClient(self._address, interceptors=[credentials])
+        made._client = httpx.Client(timeout=30.0, trust_env=False)
+        return made
 
     def close(self) -> None:
         """Close the connection to the SuperNode."""
-        self._line.close()
+        self._tasks.close()
 
     def serve_one(self, answer: Callable[[bytes], bytes], wait: float) -> bool:
         """Answer one message if there is one, else wait so many seconds; whether there was one."""
+        from flwr.proto.runtime_pb2 import PushTaskOutputRequest
+        from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor
+        from flwr.supernode.runtime.run_clientapp import push_message
+
         kind, token = self._take()
         if not token:
             time.sleep(wait)
             return False
         try:
-            with self._alive(token):
-                message, content = self._message(token)
-                self._push(token, message, _reply(kind, message, content, answer))
+            with self._line(RuntimeTokenHttpInterceptor(token)) as line, _alive(line):
+                message, content = _pull(line)
+                whose = SimpleNamespace(node_id=0, run_id=message.metadata.run_id)
+                push_message(line, _reply(kind, message, content, answer), whose)
+                # The task ends as stopped, for no app was run.
+                line.PushTaskOutput(PushTaskOutputRequest(sub_status="stopped", details="answered without an app"))
         except Lost:
             raise
         except Exception as error:  # no answer left: the SuperNode would wait for one for ever
@@ -91,116 +108,63 @@ class Worker:
         """The kind of a task that waits, of all kinds, and the token that it is worked on with; none without one."""
         import httpx
         from flwr.proto.runtime_pb2 import AcquireTaskRequest
-        from flwr.supercore.auth import create_superexec_auth_metadata
         from flwr.supercore.constant import TaskType
 
-        request = AcquireTaskRequest(supported_task_types=[str(one) for one in TaskType])
-        method = "/flwr.proto.Runtime/AcquireTask"
-        signed = create_superexec_auth_metadata(auth_secret=self._secret, method=method, request=request)
         try:
-            found = self._call("acquire-task", request, dict(signed))
+            found = self._tasks.AcquireTask(AcquireTaskRequest(supported_task_types=[str(one) for one in TaskType]))
         except httpx.TransportError:  # it starts, or has ended: whoever looks after it knows
             return "", ""
         except httpx.HTTPError as error:
             raise Lost(f"the SuperNode gives no tasks: {error}") from error
         return found.task.type, found.token
 
-    def _message(self, token: str) -> tuple[Any, Any]:
-        """The message of a task, and its content; None where that is nothing Flower knows."""
-        from flwr.common.serde import message_from_proto
-        from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
-        from flwr.proto.runtime_pb2 import PullAppMessagesRequest
-        from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
-        from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents, pull_objects
 
-        until = time.monotonic() + FIRST
-        while not (found := self._work(token, "pull-messages", PullAppMessagesRequest())).messages_list:
-            if time.monotonic() > until:
-                raise Lost("a task came without a message")
-            time.sleep(0.02)
-        message, tree = message_from_proto(found.messages_list[0]), found.message_object_trees[0]
-        ids = list(dict.fromkeys(one.object_id for one in iterate_object_tree(tree)))
-        contents = pull_objects(ids, lambda one: self._object(token, one), initial_backoff=0.05, backoff_cap=1.0)
-        self._work(token, "confirm-message-received", ConfirmMessageReceivedRequest(message_object_id=tree.object_id))
-        try:
-            whole: Any = inflate_object_from_contents(tree.object_id, contents)
-            return message, whole.content
-        except Exception:  # somebody else wrote it, and it is answered with an error
-            return message, None
+def _pull(line: Any) -> tuple[Any, Any]:
+    """The message of a task, and its content; None where that is nothing Flower knows."""
+    from flwr.common.serde import message_from_proto
+    from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
+    from flwr.proto.node_pb2 import Node
+    from flwr.proto.runtime_pb2 import PullAppMessagesRequest
+    from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+    from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
+    from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents, pull_objects
 
-    def _object(self, token: str, name: str) -> bytes:
-        from flwr.proto.message_pb2 import PullObjectRequest
-        from flwr.supercore.inflatable.inflatable_utils import ObjectUnavailableError
+    until = time.monotonic() + FIRST
+    while not (found := line.PullMessages(PullAppMessagesRequest())).messages_list:
+        if time.monotonic() > until:
+            raise Lost("a task came without a message")
+        time.sleep(0.02)
+    message, tree = message_from_proto(found.messages_list[0]), found.message_object_trees[0]
+    ids = list(dict.fromkeys(one.object_id for one in iterate_object_tree(tree)))
+    part = make_pull_object_fn_protobuf(line.PullObject, Node(), message.metadata.run_id)
+    contents = pull_objects(ids, part, initial_backoff=0.05, backoff_cap=1.0)
+    line.ConfirmMessageReceived(ConfirmMessageReceivedRequest(message_object_id=tree.object_id))
+    try:
+        whole: Any = inflate_object_from_contents(tree.object_id, contents)
+        return message, whole.content
+    except Exception:  # somebody else wrote it, and it is answered with an error
+        return message, None
 
-        found = self._work(token, "pull-object", PullObjectRequest(object_id=name))
-        if not found.object_found:
-            raise Lost("a part of a message is missing")
-        if not found.object_available:
-            raise ObjectUnavailableError(name)
-        return bytes(found.object_content)
 
-    def _push(self, token: str, message: Any, reply: Any) -> None:
-        """Hand the reply to the SuperNode and end the task: as stopped, for no app was run."""
-        from flwr.app.message import remove_content_from_message
-        from flwr.common.serde import message_to_proto
-        from flwr.proto.message_pb2 import PushObjectRequest
-        from flwr.proto.runtime_pb2 import PushAppMessagesRequest, PushTaskOutputRequest
-        from flwr.supercore.inflatable import inflatable_object as inflatable
+@contextlib.contextmanager
+def _alive(line: Any) -> Iterator[None]:
+    """Signs of life while a task is worked on; a turn may take hours."""
+    from flwr.proto.runtime_pb2 import SendTaskHeartbeatRequest
 
-        reply.metadata.__dict__["_message_id"] = reply.object_id
-        with inflatable.no_object_id_recompute():
-            bare, tree = message_to_proto(remove_content_from_message(reply)), inflatable.get_object_tree(reply)
-            request = PushAppMessagesRequest(messages_list=[bare], message_object_trees=[tree])
-            taken = self._work(token, "push-messages", request)
-            about = {"run_id": message.metadata.run_id, "session_id": taken.session_id}
-            for name, part in inflatable.get_all_nested_objects(reply).items():
-                if name not in taken.objects_to_push:
-                    continue
-                sent = PushObjectRequest(object_id=name, object_content=part.deflate(), **about)
-                if not self._work(token, "push-object", sent).stored:
-                    raise Lost("the SuperNode did not take a reply")
-        ended = PushTaskOutputRequest(sub_status="stopped", details="answered without an app")
-        self._work(token, "push-task-output", ended)
+    over = threading.Event()
 
-    @contextlib.contextmanager
-    def _alive(self, token: str) -> Iterator[None]:
-        """Signs of life while a task is worked on; a turn may take hours."""
-        from flwr.proto.runtime_pb2 import SendTaskHeartbeatRequest
+    def beat() -> None:
+        while not over.wait(BEAT):
+            with contextlib.suppress(Exception):  # a SuperNode that is away is noticed when the reply is pushed
+                line.SendTaskHeartbeat(SendTaskHeartbeatRequest())
 
-        over = threading.Event()
-
-        def beat() -> None:
-            while not over.wait(BEAT):
-                with contextlib.suppress(Exception):  # a SuperNode that is away is noticed when the reply is pushed
-                    self._work(token, "send-task-heartbeat", SendTaskHeartbeatRequest())
-
-        thread = threading.Thread(target=beat, daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            over.set()
-            thread.join()
-
-    def _work(self, token: str, what: str, request: Any) -> Any:
-        """A call about the task of this token."""
-        import httpx
-        from flwr.supercore.constant import TASK_TOKEN_HEADER
-
-        try:
-            return self._call(what, request, {TASK_TOKEN_HEADER: token})
-        except httpx.HTTPError as error:
-            raise Lost(f"the SuperNode did not answer {what!r}: {error}") from error
-
-    def _call(self, what: str, request: Any, headers: dict[str, str]) -> Any:
-        """What the SuperNode answers to a request: the message that is called Response where the request is Request."""
-        from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
-
-        headers = {"content-type": PROTOBUF_MEDIA_TYPE, "accept": PROTOBUF_MEDIA_TYPE, **headers}
-        came = self._line.post(what, content=request.SerializeToString(deterministic=True), headers=headers)
-        came.raise_for_status()
-        kind = type(request).__name__.removesuffix("Request") + "Response"
-        return getattr(sys.modules[type(request).__module__], kind).FromString(came.content)
+    thread = threading.Thread(target=beat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def _reply(kind: str, message: Any, content: Any, answer: Callable[[bytes], bytes]) -> Any:
