@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from sordino.engine.federation.front import UNKNOWN
-from sordino.engine.federation.keyring import load_private, signing
+from sordino.engine.federation.keyring import load_private, seal
 from sordino.engine.federation.node import Node, meet
 from sordino.engine.federation.worker import Lost
 from sordino.errors import SordinoError
@@ -42,9 +42,13 @@ def join(
     file = read_site(path)
     address = file.address(insecure)
     with file.open(source) as site:
-        answer = site.handle
-        if address.private is not None:
-            answer = signing(site.handle, site.name, load_private(address.private))
+        key = None if address.private is None else load_private(address.private)
+
+        def answer(request: bytes) -> bytes:
+            """The reply, signed. One that is sent again, as it was stored, gets a new signature."""
+            reply = site.handle(request)
+            return reply if key is None else seal(key, site.name, request, reply)
+
         log.info("%s: %d records, budget %s", site.name, site.declared.records, site.budget)
         meet(address, wait)
         node, started, refused = Node(site.folder, address), time.monotonic(), None

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sordino.errors import BadInput, SordinoError
-from sordino.study.result import SCHEMA, from_json, read_result, versions
+from sordino.study.result import SCHEMA, from_json, read_result, to_json, versions
 from sordino.study.serve import is_locked, read_rounds
 
 EVERY = 5  # seconds after which the live page loads itself again
@@ -218,7 +218,8 @@ def page(folder: Path) -> str:
 def _so_far(folder: Path, seen: dict[str, Any]) -> dict[str, Any] | None:
     """The result, or what there is of it after the rounds so far; None before the first."""
     if seen["state"] == "finished":
-        return read_result(folder / "result.json")
+        plain: dict[str, Any] = json.loads(to_json(read_result(folder / "result.json")))
+        return plain
     about, history = folder / "study.json", read_rounds(folder)
     if not about.exists() or not history:
         return None

@@ -148,8 +148,8 @@ def new_site_key() -> tuple[bytes, bytes]:
 
 
 def _usage(sign_certificates: bool) -> x509.KeyUsage:
-    never = ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement")
-    never += ("encipher_only", "decipher_only")
+    never = ["content_commitment", "key_encipherment", "data_encipherment", "key_agreement"]
+    never += ["encipher_only", "decipher_only"]
     signs = {"key_cert_sign": sign_certificates, "crl_sign": sign_certificates}
     return x509.KeyUsage(digital_signature=not sign_certificates, **signs, **dict.fromkeys(never, False))
 

@@ -29,8 +29,8 @@ FLEET = frozenset(f"/v1/fleet/{call}" for call in (*_CALLS.split(), "confirm-mes
 UNNAMED = frozenset({"/v1/fleet/register-node", "/v1/fleet/unregister-node"})
 """What one without a key calls too, in a trial without keys: keys are registered from the keys' folder alone."""
 
-HEADERS = ("content-type", "accept", "flwr-public-key", "flwr-timestamp", "flwr-signature")
-HEADERS += ("flwr-package-name", "flwr-package-version", "flwr-component-name")
+HEADERS = ["content-type", "accept", "flwr-public-key", "flwr-timestamp", "flwr-signature"]
+HEADERS += ["flwr-package-name", "flwr-package-version", "flwr-component-name"]
 """What goes along with a call, Flower's versions included."""
 
 MOST = 64 << 20

@@ -18,7 +18,6 @@ import json
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -220,13 +219,6 @@ def unseal(public: ec.EllipticCurvePublicKey, name: str, request: bytes, sealed:
     except InvalidSignature:
         raise NotSigned("its reply is not signed with its key, for this request") from None
     return reply
-
-
-def signing(
-    answer: Callable[[bytes], bytes], name: str, private: ec.EllipticCurvePrivateKey
-) -> Callable[[bytes], bytes]:
-    """``answer``, with every reply signed. One that is sent again, as it was stored, gets a new signature."""
-    return lambda request: seal(private, name, request, answer(request))
 
 
 def _said(name: str, request: bytes, reply: bytes) -> bytes:
