@@ -12,6 +12,8 @@ import logging
 import math
 import time
 import uuid
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -84,26 +86,22 @@ def _conduct(folder: Path, transport: Transport) -> dict[str, Any]:
     about = json.loads((folder / "serve.json").read_text())
     study, run = make_study(about["study"]), str(about["run"])
     where, ready = study.deployment, prepare(study, run)
-    facts, refused = _enrolled(folder, ready, transport)
+    enrolled = _settled(folder / "enrolled.json", lambda: _enrol(folder, ready, transport))
+    facts = enrolled["sites"]
+    for one in facts.values():  # JSON has no infinity: a null ε is one again
+        one["epsilon"] = math.inf if one["epsilon"] is None else one["epsilon"]
     plan = ready.plan(facts, planned_noises(folder))
     kept = Folder.open(folder, ready.about(facts, plan), plan, study.study.seed, True, run, deployed=True)
     try:
-        payable, unwilling = _agreed(folder, ready, plan, transport)
+        agreed = _settled(folder / "agreed.json", lambda: _agree(folder, ready, plan, transport))
     except SordinoError:  # nobody takes part: what was declared for this run is free again
         farewell(transport, run, list(facts), min(BYE, where.timeout))
         raise
+    payable, refused = agreed["payable"], enrolled["refused"] | agreed["refused"]
     plan = adapt(plan, payable, len(ready.start), study.study.seed)
     state = kept.checkpoint(torch.device("cpu")) or Checkpoint(0, ready.start, ready.start)
-    coordinator = Coordinator(
-        rounds.Course(plan, ready.layout),
-        ready.brief,
-        transport,
-        Inbox(folder / "inbox"),
-        payable,
-        where.timeout,
-        where.least,
-        lambda what: _notice(folder, what),
-    )
+    course, inbox, notice = rounds.Course(plan, ready.layout), Inbox(folder / "inbox"), partial(_notice, folder)
+    coordinator = Coordinator(course, ready.brief, transport, inbox, payable, where.timeout, where.least, notice)
     judge, began = judge_of(ready), time.monotonic()
     for now in coordinator.run(state):
         now.seconds, began = now.seconds + time.monotonic() - began, time.monotonic()
@@ -115,21 +113,23 @@ def _conduct(folder: Path, transport: Transport) -> dict[str, Any]:
         log.warning("%s", early["reason"])
     _notice(folder, {"round": state.round, "phase": "saying goodbye", "asked": list(facts)})
     spent = farewell(transport, run, list(facts), min(BYE, where.timeout))
-    result = result_of(kept, plan, state, spent, refused | unwilling)
+    result = result_of(kept, plan, state, spent, refused)
     result["final"] |= judge(state.shown) if judge is not None else {}
     kept.finish(result, state.shown)
     _notice(folder, {"round": state.round, "phase": "finished", "asked": []})
     return result
 
 
-def _enrolled(folder: Path, ready: Served, transport: Transport) -> tuple[dict[str, Any], dict[str, str]]:
-    """Who takes part, settled once: from disk, or by asking everyone who is there within the time."""
-    file = folder / "enrolled.json"
-    if file.exists():
-        kept = json.loads(file.read_text())
-        for one in kept["sites"].values():  # JSON has no infinity: a null ε is one again
-            one["epsilon"] = math.inf if one["epsilon"] is None else one["epsilon"]
-        return kept["sites"], kept["refused"]
+def _settled(file: Path, find: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What was found once, and is written down: a run that is taken up again does not ask again."""
+    if not file.exists():
+        write_atomic(file, to_json(find(), indent=1).encode())
+    found: dict[str, Any] = json.loads(file.read_text())
+    return found
+
+
+def _enrol(folder: Path, ready: Served, transport: Transport) -> dict[str, Any]:
+    """Who takes part and who does not, by asking everyone who is there within the time."""
     where = ready.study.deployment
     until = time.monotonic() + where.enrol
     _notice(folder, {"round": 0, "phase": "enrolment", "asked": where.sites})
@@ -148,16 +148,11 @@ def _enrolled(folder: Path, ready: Served, transport: Transport) -> tuple[dict[s
     if not facts or not complete:
         why = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
         raise SordinoError(f"the federation is not complete: {why}. deployment.absent = 'go on' trains with the others")
-    write_atomic(file, to_json({"sites": facts, "refused": refused}, indent=1).encode())
-    return facts, refused
+    return {"sites": facts, "refused": refused}
 
 
-def _agreed(folder: Path, ready: Served, plan: Plan, transport: Transport) -> tuple[dict[str, int], dict[str, str]]:
-    """How many turns every site can pay, and why some refused; settled once."""
-    file = folder / "agreed.json"
-    if file.exists():
-        kept = json.loads(file.read_text())
-        return kept["payable"], kept["refused"]
+def _agree(folder: Path, ready: Served, plan: Plan, transport: Transport) -> dict[str, Any]:
+    """How many turns every site can pay, and why some refused."""
     _notice(folder, {"round": 0, "phase": "offer", "asked": [c.name for c in plan.clients]})
     payable, refused = agree(transport, ready.brief, plan, ready.study.deployment.timeout)
     dry = [name for name, turns in payable.items() if turns == 0 and name not in refused]
@@ -173,8 +168,7 @@ def _agreed(folder: Path, ready: Served, plan: Plan, transport: Transport) -> tu
     if not any(payable.values()):
         reasons = refused | dict.fromkeys(dry, "its budget pays for no turn")
         raise SordinoError("nobody takes part: " + "; ".join(f"{name}: {why}" for name, why in reasons.items()))
-    write_atomic(file, to_json({"payable": payable, "refused": refused}, indent=1).encode())
-    return payable, refused
+    return {"payable": payable, "refused": refused}
 
 
 def _notice(folder: Path, what: dict[str, Any]) -> None:

@@ -8,13 +8,11 @@ then checks that the caller has that key. Paths and headers are not passed on bu
 from __future__ import annotations
 
 import base64
-import binascii
 import contextlib
-import json
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -96,71 +94,55 @@ class Front:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """One call (ASGI)."""
-        if scope["type"] != "http":
-            return
-        headers = {name.decode("latin-1").lower(): value for name, value in scope["headers"]}
-        path = scope["path"] if scope.get("raw_path") in (None, scope["path"].encode()) else ""
-        if scope["method"] != "POST" or path not in self.calls or scope.get("query_string"):
-            await _refuse(send, 403, "the fleet's calls are answered here, and nothing else")
-        elif self.known is not None and _key(headers) not in self.known():
-            await _refuse(send, 412, UNKNOWN)  # which Flower reads out; at 401 it ends without a word
-        elif _size(headers) > MOST:
-            await _refuse(send, 413, f"a call has at most {MOST} bytes")
-        else:
-            await self._pass(path, headers, receive, send)
+        from starlette.requests import Request
 
-    async def _pass(self, path: str, headers: dict[str, bytes], receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            response = await self._respond(Request(scope, receive))
+            await response(scope, receive, send)
+
+    async def _respond(self, call: Any) -> Any:
+        """What is answered to a call: what the SuperLink says to it, or why it does not go through."""
+        path, said = call.scope["path"], call.headers.get("content-length", "")
+        plain = call.scope.get("raw_path") in (None, path.encode()) and not call.scope.get("query_string")
+        size = int(said) if said.isdecimal() and len(said) < 12 else MOST + 1  # one that does not say is too large
+        if call.method != "POST" or path not in self.calls or not plain:
+            return _refusal(403, "the fleet's calls are answered here, and nothing else")
+        if self.known is not None and _key(call) not in self.known():
+            return _refusal(412, UNKNOWN)  # which Flower reads out; at 401 it ends without a word
+        if size > MOST:
+            return _refusal(413, f"a call has at most {MOST} bytes")
+        return await self._pass(call, path, size)
+
+    async def _pass(self, call: Any, path: str, size: int) -> Any:
         import httpx
+        from starlette.requests import ClientDisconnect
+        from starlette.responses import Response
 
         if self._line is None:  # here, because it belongs to the thread's loop
             verify = str(self.authority) if self.authority is not None else False
             limits = httpx.Limits(max_connections=200, max_keepalive_connections=50)
             self._line = httpx.AsyncClient(verify=verify, timeout=120.0, trust_env=False, limits=limits)
-        passed = {name: headers[name] for name in HEADERS if name in headers}
-        passed |= {"accept-encoding": b"identity", "content-length": str(_size(headers)).encode()}
+        passed = {name: call.headers[name] for name in HEADERS if name in call.headers}
+        passed |= {"accept-encoding": "identity", "content-length": str(size)}
         try:
-            call = self._line.build_request("POST", self.inner + path, content=_body(receive), headers=passed)
-            came = await self._line.send(call)
-        except httpx.HTTPError as error:
+            came = await self._line.post(self.inner + path, content=call.stream(), headers=passed)
+        except (httpx.HTTPError, ClientDisconnect) as error:
             log.debug("the SuperLink does not answer: %s", error)
-            await _refuse(send, 503, "the SuperLink is not there")
-            return
+            return _refusal(503, "the SuperLink is not there")
         names = [name for name in came.headers if name == "content-type" or name.startswith("flwr-")]
-        back = [(name.encode(), came.headers[name].encode()) for name in names]
-        await _answer(send, came.status_code, back, came.content)
+        return Response(came.content, came.status_code, {name: came.headers[name] for name in names})
 
 
-def _key(headers: dict[str, bytes]) -> bytes:
+def _key(call: Any) -> bytes:
     """The public key that a call shows."""
     try:
-        return base64.b64decode(headers.get("flwr-public-key", b""), validate=True)
-    except binascii.Error:
+        return base64.b64decode(call.headers.get("flwr-public-key", ""), validate=True)
+    except ValueError:
         return b""
 
 
-def _size(headers: dict[str, bytes]) -> int:
-    """Bytes of the call's body; a call that does not say counts as too large."""
-    said = headers.get("content-length", b"")
-    return int(said) if said.isdigit() and len(said) < 12 else MOST + 1
+def _refusal(status: int, text: str) -> Any:
+    """An error in the form that Flower's client reads out."""
+    from starlette.responses import JSONResponse
 
-
-async def _body(receive: Any) -> AsyncIterator[bytes]:
-    more = True
-    while more:
-        part = await receive()
-        if part["type"] == "http.disconnect":
-            return
-        more = bool(part.get("more_body"))
-        yield part.get("body", b"")
-
-
-async def _refuse(send: Any, status: int, text: str) -> None:
-    """Answer with an error in the form that Flower's client reads out."""
-    body = json.dumps({"code": status, "detail": text}).encode()
-    await _answer(send, status, [(b"content-type", b"application/json"), (b"connection", b"close")], body)
-
-
-async def _answer(send: Any, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
-    headers = [*headers, (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    return JSONResponse({"code": status, "detail": text}, status, {"connection": "close"})
