@@ -80,7 +80,7 @@ class Served:
         return kept, odd
 
     def about(self, facts: Facts, plan: Plan) -> dict[str, Any]:
-        """The ``study`` of result.json."""
+        """What study.json and result.json say about the study."""
         features = {key: self.brief[key] for key in ("shape", "classes", "parameters")}
         about = {
             "data": {"name": self.study.study.name, "sites": list(facts), "schema": self.brief["schema"]},

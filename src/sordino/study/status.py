@@ -97,7 +97,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def line_of(record: dict[str, Any], rounds: int) -> str:
-    """One round in one line."""
+    """What happened in one round, in one line."""
     parts = [f"round {record['round']}/{rounds}: {len(record['participants'])} answers"]
     if record.get("central_accuracy") is not None:
         parts.append(f"accuracy {100 * record['central_accuracy']:.1f} % on the server's test records")
@@ -112,7 +112,7 @@ def line_of(record: dict[str, Any], rounds: int) -> str:
 
 
 def headline(seen: dict[str, Any]) -> str:
-    """The run in one line."""
+    """Where the run stands, in one line."""
     text = f"{seen['name']} ({seen['method']}): {seen['state']}, round {seen['round']} of {seen['rounds']}"
     if seen["waiting"] is not None:
         text += f"; {seen['now']['phase']} of round {seen['now']['round']} for {seen['waiting']:.0f} s"
@@ -120,7 +120,7 @@ def headline(seen: dict[str, Any]) -> str:
 
 
 def table(seen: dict[str, Any]) -> Group:
-    """The run as a person reads it."""
+    """The state of the run as a table for a terminal."""
     found = Table(header_style="bold")
     for word in COLUMNS.values():
         found.add_column(word, justify="left" if word == "site" else "right", no_wrap=True)

@@ -32,7 +32,7 @@ ANSWERS = {
 
 
 class Transport(Protocol):
-    """How packets reach sites."""
+    """A way for packets to reach sites, and for their replies to come back."""
 
     def names(self) -> set[str]:
         """The sites that are there now."""

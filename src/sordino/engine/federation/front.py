@@ -12,7 +12,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +41,11 @@ START = 10.0  # seconds the front has to come up
 
 
 class Front:
-    """The open port, in a thread of its own.
+    """The server's open port, served in a thread of its own.
 
     ``inner``: the SuperLink's address, such as ``https://127.0.0.1:4711``, and the authority to check it by.
-    ``known``: the keys that count now, as Flower carries them; None lets everyone call, in a trial without keys.
+    ``known``: finds the keys that count now, as Flower carries them: one that was revoked is turned away from its next
+    call on. None lets everyone call, in a trial without keys.
     ``certificate``: certificate and private key for TLS; None without.
     """
 
@@ -54,7 +55,7 @@ class Front:
         port: int,
         inner: str,
         authority: Path | None,
-        known: Callable[[], set[bytes]] | None,
+        known: Callable[[], Container[bytes]] | None,
         certificate: tuple[Path, Path] | None,
     ) -> None:
         import uvicorn
@@ -93,7 +94,7 @@ class Front:
             self._server.run()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """One call (ASGI)."""
+        """Answer one call (the interface that ASGI servers want)."""
         from starlette.requests import Request
 
         if scope["type"] == "http":

@@ -30,7 +30,7 @@ Place = tuple[int, str]
 
 
 class GridTransport:
-    """Sites behind a SuperLink.
+    """The transport over Flower, to sites behind a SuperLink.
 
     With a ``keyring`` a site is the node that has its key, whatever name Flower knows that node by, and a reply counts
     when that key signed it for the request. Without one (trials, ``--insecure``) a node is believed when it says who it
@@ -53,7 +53,7 @@ class GridTransport:
             self._ask_names([one.node_id for one in nodes])
             named = [(self._said.get(one.node_id), one) for one in nodes]
         else:
-            names = {one.node_key: one.name for one in self.keyring.members().values()}
+            names = self.keyring.names()
             named = [(names.get(one.public_key), one) for one in nodes]
         return {name: (one.node_id, one.last_activated_at) for name, one in named if name is not None}
 

@@ -44,7 +44,7 @@ class NotSigned(BadInput):
 
 @dataclass(frozen=True)
 class Member:
-    """A site that has a key here."""
+    """A site whose public key lies in the keys' folder."""
 
     name: str
     public: ec.EllipticCurvePublicKey
@@ -75,6 +75,10 @@ class Keyring:
         if time.monotonic() - self._looked >= FRESH:
             self._members, self._looked = self._read(), time.monotonic()
         return self._members
+
+    def names(self) -> dict[bytes, str]:
+        """The names of those who may speak now, by their keys as Flower carries them."""
+        return {one.node_key: name for name, one in self.members().items()}
 
     def pin(self, name: str) -> None:
         """From now on this name belongs to the key it has, for this run."""

@@ -102,7 +102,7 @@ class Link:
         self.child.wait_for_port(self.inner, START)
         self.refresh()
         inner = f"{'http' if authority is None else 'https'}://{LOOPBACK}:{self.inner}"
-        known = None if self.keyring is None else self._known
+        known = None if self.keyring is None else self.keyring.names
         self.front = Front(self.host, self.port, inner, authority, known, certificate)
         self.front.start()
 
@@ -127,10 +127,6 @@ class Link:
                 raise BadInput(f"{one} does not exist: make keys with `sordino certify {keys.folder}`")
         check_in_force(keys.server[0])
         return keys.server
-
-    def _known(self) -> set[bytes]:
-        """The keys that may call now: one that was revoked is turned away from the next call on."""
-        return set() if self.keyring is None else {one.node_key for one in self.keyring.members().values()}
 
     def stop(self) -> None:
         """End both, and the coordinator in the SuperLink."""

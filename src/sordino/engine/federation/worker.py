@@ -61,9 +61,9 @@ class Worker:
     """
 
     def __init__(self, port: int, secret: bytes) -> None:
+        check_flower()
         from flwr.supercore.interceptors import SuperExecAuthHttpInterceptor
 
-        check_flower()
         self._address = f"http://127.0.0.1:{port}"
         signed = ["/flwr.proto.Runtime/AcquireTask"]
         self._tasks = self._line(SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=signed))
