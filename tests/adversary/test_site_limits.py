@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,7 @@ def test_every_limit_of_a_site_is_attacked_here() -> None:
         "run_epsilon",
         "least_noise",
         "clip",
+        "modules",
     ]
     assert [field.name for field in dataclasses.fields(Policy)] == attacked
 
@@ -266,6 +268,25 @@ def test_what_a_run_is_may_not_change_into_what_is_not_allowed(tmp_path: Path, c
         assert "declared with another plan" in refusal(server.say(wire.OFFER, offer=longer))
         assert server.spent() == before
         assert server.site.ledger.account(server.site.account).not_private == ()
+
+
+@pytest.mark.parametrize("listed", [(), ("evil",), ("evil_methods.more", "evil_methods:method")])
+def test_a_module_that_the_site_did_not_list_is_not_imported(
+    tmp_path: Path, clients: Any, listed: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even one that is installed there: a study names it as its method, or as a part of one."""
+    (tmp_path / "evil_methods.py").write_text("raise SystemExit('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with rig_of(tmp_path / "sites", clients) as rig:
+        server = Server(rig, modules=listed)
+        named = [{"name": "evil_methods:method"}, {"name": "evil_methods"}]
+        parts = ("clip", "local", "ask", "aggregate", "select", "server", "calibrate")
+        named += [{"name": "dp-fedavg", part: "evil_methods:part"} for part in parts]
+        for method in named:
+            for kind in (wire.HELLO, wire.OFFER, wire.TURN):
+                assert refusal(server.say(kind, brief={"method": method}, weights=server.anew()))
+        assert "evil_methods" not in sys.modules
+        assert server.spent() == 0.0
 
 
 def test_negative_numbers_of_turns_are_refused(tmp_path: Path, clients: Any) -> None:
