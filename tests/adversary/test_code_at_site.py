@@ -31,9 +31,9 @@ from flwr.supernode.nodestate import NodeState, NodeStateFactory
 from network_attacker import AGENT_APP, CLIENT_APP, Stranger, evil_app, heard
 
 from sordino.engine.federation import worker as module
-from sordino.engine.federation.envelope import from_records, to_records
 from sordino.engine.federation.keyring import Keyring
 from sordino.engine.federation.processes import free_port
+from sordino.engine.federation.wire import from_records, to_records
 from sordino.engine.federation.worker import Lost, Worker, carry_only, start_nothing
 
 LOOKED_AT = {"flwr-serverapp", "flwr-clientapp", "flwr-simulation", "flwr-agentapp", "flwr-model", "flwr-connector"}

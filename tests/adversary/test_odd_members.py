@@ -21,7 +21,7 @@ from sordino.engine.federation.policy import Policy
 from sordino.engine.federation.wire import Packet, pack, unpack
 from sordino.errors import BadInput
 from sordino.study.conduct import conduct, set_up
-from sordino.study.deploy import Deployment, prepare
+from sordino.study.deploy import Served, prepare
 from sordino.study.file import make_study
 
 HONEST = {"name": "client-00", "records": 300, "epsilon": 2.0, "delta": 1e-5, "adjacency": "zero-out"}
@@ -157,7 +157,7 @@ def test_whatever_is_said_is_understood_or_refused(said: dict[str, Any]):
 
 
 @pytest.fixture(scope="module")
-def ready(clients) -> Deployment:
+def ready(clients) -> Served:
     return prepare(make_study(table("dp-fedavg", clients, rounds=2, steps=2, batch=16, lr=0.5)), "run")
 
 
@@ -168,7 +168,7 @@ def ready(clients) -> Deployment:
     delta=st.sampled_from([1e-30, 1e-12, 1e-5, 0.1]),
 )
 def test_what_passes_the_bounds_can_be_planned_or_is_left_out(
-    ready: Deployment, records: int, epsilon: float, delta: float
+    ready: Served, records: int, epsilon: float, delta: float
 ):
     said = {**HONEST, "records": records, "epsilon": epsilon, "delta": delta}
     facts = {"client-00": check_declaration(said, "client-00", "zero-out"), "client-01": HONEST, "client-02": HONEST}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from federation_rig import Rig, five_clients, table
 from sordino.engine.federation import wire
 from sordino.engine.federation.exchange import offer_of
 from sordino.engine.federation.policy import Policy
+from sordino.engine.federation.site import Purse
 from sordino.engine.federation.wire import Packet, pack, unpack
 from sordino.privacy.ledger import Ledger
 from sordino.privacy.types import Budget
@@ -86,6 +88,7 @@ def test_every_limit_of_a_site_is_attacked_here() -> None:
         "run_epsilon",
         "least_noise",
         "clip",
+        "modules",
     ]
     assert [field.name for field in dataclasses.fields(Policy)] == attacked
 
@@ -268,6 +271,25 @@ def test_what_a_run_is_may_not_change_into_what_is_not_allowed(tmp_path: Path, c
         assert server.site.ledger.account(server.site.account).not_private == ()
 
 
+@pytest.mark.parametrize("listed", [(), ("evil",), ("evil_methods.more", "evil_methods:method")])
+def test_a_module_that_the_site_did_not_list_is_not_imported(
+    tmp_path: Path, clients: Any, listed: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even one that is installed there: a study names it as its method, or as a part of one."""
+    (tmp_path / "evil_methods.py").write_text("raise SystemExit('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with rig_of(tmp_path / "sites", clients) as rig:
+        server = Server(rig, modules=listed)
+        named = [{"name": "evil_methods:method"}, {"name": "evil_methods"}]
+        parts = ("clip", "local", "ask", "aggregate", "select", "server", "calibrate")
+        named += [{"name": "dp-fedavg", part: "evil_methods:part"} for part in parts]
+        for method in named:
+            for kind in (wire.HELLO, wire.OFFER, wire.TURN):
+                assert refusal(server.say(kind, brief={"method": method}, weights=server.anew()))
+        assert "evil_methods" not in sys.modules
+        assert server.spent() == 0.0
+
+
 def test_negative_numbers_of_turns_are_refused(tmp_path: Path, clients: Any) -> None:
     with rig_of(tmp_path, clients) as rig:
         server = Server(rig)
@@ -281,20 +303,20 @@ def test_the_same_ledger_under_another_name_is_no_fresh_budget(tmp_path: Path, c
         assert server.say(wire.TURN).kind == wire.UPLOAD
         spent, site = server.spent(), server.site
         site.ledger.close()
-        arguments = {"declared": site.declared, "budget": site.budget, "folder": site.folder}
+        arguments = {"declared": site.declared, "folder": site.folder}
         with Ledger(site.ledger.path) as ledger:
             with pytest.raises(ValueError, match=r"belongs to site 'client-00'.*sordino ledger rebind"):
-                type(site)("another", site.records, ledger=ledger, **arguments)
+                type(site)("another", site.records, purse=Purse(site.budget, ledger), **arguments)
             other = dataclasses.replace(site.records, x=site.records.x + 1)
             with pytest.raises(ValueError, match=r"not those that .* was kept for.*sordino ledger rebind"):
-                type(site)(site.name, other, ledger=ledger, **arguments)
+                type(site)(site.name, other, purse=Purse(site.budget, ledger), **arguments)
             with pytest.raises(ValueError, match="has one account"):
                 ledger.open_account("another", site.budget)
             assert [account.client for account in ledger.accounts()] == ["client-00"]
-            from sordino.engine.federation.commit import commitment
+            from sordino.engine.federation.state import commitment
 
             ledger.rebind("another", lambda salt: commitment(other, salt), "the clinic was renamed", "Dr. Weiss")
-            moved = type(site)("another", other, ledger=ledger, **arguments)
+            moved = type(site)("another", other, purse=Purse(site.budget, ledger), **arguments)
             assert (moved.name, moved.account) == ("another", "client-00")
             assert ledger.epsilon() == {"client-00": spent}
             assert [(b.site, b.officer) for b in ledger.bindings()] == [("client-00", ""), ("another", "Dr. Weiss")]

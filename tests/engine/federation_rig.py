@@ -16,15 +16,15 @@ from sordino.client.rows import Records
 from sordino.data import Federation
 from sordino.engine.checkpoint import Checkpoint
 from sordino.engine.federation.coordinator import Coordinator
-from sordino.engine.federation.exchange import agree, enrol
-from sordino.engine.federation.inbox import Inbox
+from sordino.engine.federation.exchange import Inbox, agree, enrol
 from sordino.engine.federation.policy import Declared, Policy
 from sordino.engine.federation.site import Purse, Site
+from sordino.engine.rounds import Course
 from sordino.methods import adapt
 from sordino.privacy.generators import Keyed
 from sordino.privacy.ledger import Ledger
 from sordino.study import run as study_run
-from sordino.study.deploy import Deployment, prepare
+from sordino.study.deploy import Served, prepare
 from sordino.study.file import make_study
 from sordino.study.folder import planned_noises
 
@@ -118,7 +118,7 @@ class Rig:
 
     def __enter__(self) -> Rig:
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.ready: Deployment = prepare(make_study(self.study), "run1")
+        self.ready: Served = prepare(make_study(self.study), "run1")
         self.wires = Wires({name: self.site(name) for name in self.clients.names})
         return self
 
@@ -147,7 +147,9 @@ class Rig:
         self.payable, self.refused = agree(self.wires, self.ready.brief, plan, 5.0)
         plan = adapt(plan, self.payable, len(self.ready.start), self.ready.study.study.seed)
         inbox = Inbox(self.folder / "inbox")
-        return Coordinator(self.ready.course(plan), self.ready.brief, self.wires, inbox, self.payable, least=least)
+        return Coordinator(
+            Course(plan, self.ready.layout), self.ready.brief, self.wires, inbox, self.payable, least=least
+        )
 
     def coordinator_facts(self) -> dict[str, dict[str, Any]]:
         """What the sites say about themselves."""

@@ -18,11 +18,9 @@ from flwr.supercore.task_identity import TaskIdentity
 from sordino.engine.federation import grid as module
 from sordino.engine.federation import wire
 from sordino.engine.federation.certificates import certify
-from sordino.engine.federation.envelope import from_records, to_records
 from sordino.engine.federation.grid import TRIES, GridTransport
-from sordino.engine.federation.keyring import Keyring
-from sordino.engine.federation.signing import load_private, seal
-from sordino.engine.federation.wire import Packet, pack
+from sordino.engine.federation.keyring import Keyring, load_private, seal
+from sordino.engine.federation.wire import Packet, from_records, pack, to_records
 
 
 @dataclass

@@ -8,6 +8,7 @@ import sys
 import threading
 import urllib.request
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -27,9 +28,9 @@ from sordino.engine.federation.wire import unpack
 from sordino.errors import BadInput, BudgetRefused, SordinoError
 from sordino.study.conduct import conduct, set_up
 from sordino.study.file import make_study
-from sordino.study.page import Page, page
 from sordino.study.report import render
-from sordino.study.status import line_of, look
+from sordino.study.serve import coordinate
+from sordino.study.status import Page, line_of, look, page
 from sordino.study.status import table as shown
 
 STEPS = {"steps": 2, "rate": 0.2, "lr": 0.5}
@@ -224,6 +225,30 @@ def test_the_live_page_says_what_the_terminal_says(rig: Rig):
     assert "finished, round 3 of 3" in text
     assert facts["sites"][0]["answered"] == 3
     assert threading.active_count() < 20
+
+
+def test_what_a_site_says_is_text_on_the_live_page(rig: Rig):
+    set_up(rig.run, make_study(rig.study), resume=False)
+    said = {"sites": {}, "refused": {"client-00": "<script>alert(1)</script>"}}
+    (rig.run / "enrolled.json").write_text(json.dumps(said))
+    text = page(rig.run)
+    assert "client-00 refused – &lt;script&gt;alert(1)&lt;/script&gt;" in text
+    assert "<script>alert" not in text
+
+
+def test_own_modules_are_found_where_serve_and_join_were_started(rig: Rig, tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for command in (["serve", "none.toml"], ["join", "none.toml"]):
+        sys.path[0] = "elsewhere"
+        assert "does not exist" in str(CliRunner().invoke(app, command).exception)
+        assert sys.path[0] == str(tmp_path)
+    found: list[str] = []
+    set_up(rig.run, make_study(rig.study), resume=False)
+    monkeypatch.chdir("/")
+    monkeypatch.setattr("sordino.study.serve.conduct", lambda folder, transport: found.append(sys.path[0]))
+    coordinate(None, SimpleNamespace(run_config={"run": str(rig.run)}))
+    assert found == [str(tmp_path)], "the coordinator is another process, with another working directory"
 
 
 def test_a_round_in_one_line():

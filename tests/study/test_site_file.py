@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from sordino.engine.federation.policy import Policy
 from sordino.errors import BadInput
 from sordino.study.deploy import features
 from sordino.study.file import make_study
@@ -65,6 +66,14 @@ def test_a_mistake_is_named_by_its_key(write, old: str, new: str, word: str):
 def test_a_clip_range_the_wrong_way_round(write):
     with pytest.raises(BadInput, match=r"limits.clip"):
         _ = read_site(write("[budget]", "[limits]\nclip = [2.0, 1.0]\n[budget]")).policy
+
+
+def test_a_site_names_the_modules_whose_methods_it_allows(write):
+    assert read_site(write()).policy == Policy()
+    listed = read_site(write("[budget]", '[limits]\nmodules = ["my_methods"]\nrounds = 7\n[budget]')).policy
+    assert listed == Policy(modules=("my_methods",), rounds=7)
+    with pytest.raises(BadInput, match=r"limits\.modules"):
+        read_site(write("[budget]", '[limits]\nmodules = "my_methods"\n[budget]'))
 
 
 def test_keys_are_needed_unless_somebody_says_insecure(write, tmp_path: Path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -78,26 +79,19 @@ def serve(
     from sordino.cli import err_console, out_console
     from sordino.engine.federation.certificates import Keys
     from sordino.study.file import read_study
-    from sordino.study.page import Page
     from sordino.study.serve import serve as run
-    from sordino.study.status import line_of
+    from sordino.study.status import Page, line_of
 
-    _log_to(err_console)
+    _begin(err_console, insecure)
     read = read_study(study, set_)
     folder = out or Path("runs") / read.study.name
-    if insecure:
-        _warn(err_console)
+
+    def watch(record: dict[str, Any]) -> None:
+        err_console.print(line_of(record, read.study.rounds), highlight=False, markup=False)
+
     with Page(folder, page, err_console):
         err_console.print(f"serving {read.study.name} at {host}:{port}; sites: {', '.join(read.deployment.sites)}")
-        result = run(
-            read,
-            folder,
-            None if insecure else Keys(keys),
-            host,
-            port,
-            resume,
-            lambda record: err_console.print(line_of(record, read.study.rounds), highlight=False, markup=False),
-        )
+        result = run(read, folder, None if insecure else Keys(keys), host, port, resume, watch)
     if not result["private"]:
         out_console.print("[bold red]NOT PRIVATE[/bold red]: no noise was added and no budget protects anybody.")
     out_console.print(f"result: {folder / 'result.json'}", highlight=False)
@@ -115,9 +109,7 @@ def join(
     from sordino.cli import err_console
     from sordino.study.join import join as take_part
 
-    _log_to(err_console)
-    if insecure:
-        _warn(err_console)
+    _begin(err_console, insecure)
     try:
         take_part(site, insecure=insecure, wait=wait)
     except KeyboardInterrupt:
@@ -131,12 +123,9 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Say where a deployed run stands: rounds, sites seen, refusals, budgets."""
-    import time
-
     from sordino.cli import err_console, out_console
-    from sordino.study.page import Page
     from sordino.study.result import to_json
-    from sordino.study.status import look, table
+    from sordino.study.status import Page, look, table
 
     seen = look(folder)
     if as_json:
@@ -153,16 +142,17 @@ def _words(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
-def _warn(console: Any) -> None:
-    console.print(
-        "[bold red]WARNING[/bold red] --insecure: no TLS, no authentication, no signatures. Anybody on the way can "
-        "read and change everything, and anybody can pose as the server or as a site. For a trial on one machine only."
-    )
-
-
-def _log_to(console: Any) -> None:
+def _begin(console: Any, insecure: bool) -> None:
+    """Modules of one's own are found in the working directory; the log goes to the terminal; no TLS is warned of."""
     from rich.logging import RichHandler
 
+    sys.path.insert(0, str(Path.cwd()))
     handler = RichHandler(console=console, show_path=False, markup=False)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", datefmt="%X", handlers=[handler])
     logging.getLogger("sordino").setLevel(logging.INFO)
+    if insecure:
+        console.print(
+            "[bold red]WARNING[/bold red] --insecure: no TLS, no authentication, no signatures. Anybody on the way can "
+            "read and change everything, and anybody can pose as the server or as a site. For a trial on one machine "
+            "only."
+        )

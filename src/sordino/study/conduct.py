@@ -12,6 +12,8 @@ import logging
 import math
 import time
 import uuid
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,21 +22,18 @@ import torch
 from sordino.engine import rounds
 from sordino.engine.checkpoint import Checkpoint, write_atomic
 from sordino.engine.federation.coordinator import Coordinator, check_deployable
-from sordino.engine.federation.exchange import Transport, agree, enrol, farewell
-from sordino.engine.federation.inbox import Inbox
+from sordino.engine.federation.exchange import Inbox, Transport, agree, enrol, farewell
 from sordino.errors import BadInput, BudgetRefused, SordinoError
 from sordino.methods import Plan, adapt
 from sordino.privacy.accounting import composed_epsilon, replace_one_epsilon
-from sordino.study.deploy import Deployment, judge_of, prepare
+from sordino.study.deploy import Served, judge_of, prepare
 from sordino.study.file import Study, make_study
 from sordino.study.folder import Folder, check_kind, planned_noises
 from sordino.study.result import complete, to_json
 
 log = logging.getLogger("sordino.coordinator")
 
-BYE = 60.0
-"""Seconds sites have to say what they spent, once a run is over."""
-
+BYE = 60.0  # seconds sites have to say what they spent, once a run is over
 
 _SPENT = {
     "spent_epsilon": float,
@@ -51,7 +50,8 @@ def set_up(folder: Path, study: Study, resume: bool, keys: Path | None = None) -
 
     ``keys``: the folder of the sites' public keys; None believes everybody, for trials and tests.
     """
-    file, where = folder / "serve.json", None if keys is None else str(keys.resolve())
+    file = folder / "serve.json"
+    where = {"keys": None if keys is None else str(keys.resolve()), "path": str(Path.cwd())}
     if study.deployment.test is not None:  # the coordinator works in another folder
         study.deployment.test = str(Path(study.deployment.test).resolve())
     table = json.loads(study.model_dump_json(by_alias=True, exclude_none=True, exclude_defaults=True))
@@ -61,17 +61,16 @@ def set_up(folder: Path, study: Study, resume: bool, keys: Path | None = None) -
             raise BadInput(f"{folder} already holds a run: use --resume to go on with it, or choose another folder")
         if kept["study"] != table:
             raise BadInput(f"{folder} holds a run of another study: resume with the same file, or start afresh")
-        if (kept.get("keys", where) is None) != (where is None):
-            raise BadInput(f"{folder} holds a run {'without' if where else 'with'} keys: resume it as it was begun")
-        write_atomic(file, json.dumps({**kept, "keys": where}, indent=1).encode())
+        if (kept.get("keys", keys) is None) != (keys is None):
+            raise BadInput(f"{folder} holds a run {'without' if keys else 'with'} keys: resume it as it was begun")
         (folder / "failed.json").unlink(missing_ok=True)
-        return
-    check_kind(folder, "deployed run")
-    check_deployable(study.chosen_method())
-    judge_of(prepare(study, ""))
-    folder.mkdir(parents=True, exist_ok=True)
-    body = {"study": table, "run": uuid.uuid4().hex, "keys": where}
-    write_atomic(file, json.dumps(body, indent=1).encode())
+    else:
+        check_kind(folder, "deployed run")
+        check_deployable(study.chosen_method())
+        judge_of(prepare(study, ""))
+        folder.mkdir(parents=True, exist_ok=True)
+        kept = {"study": table, "run": uuid.uuid4().hex}
+    write_atomic(file, json.dumps({**kept, **where}, indent=1).encode())
 
 
 def conduct(folder: Path, transport: Transport) -> dict[str, Any]:
@@ -86,27 +85,23 @@ def conduct(folder: Path, transport: Transport) -> dict[str, Any]:
 def _conduct(folder: Path, transport: Transport) -> dict[str, Any]:
     about = json.loads((folder / "serve.json").read_text())
     study, run = make_study(about["study"]), str(about["run"])
-    ready = prepare(study, run)
-    facts, refused = _enrolled(folder, ready, transport)
+    where, ready = study.deployment, prepare(study, run)
+    enrolled = _settled(folder / "enrolled.json", lambda: _enrol(folder, ready, transport))
+    facts = enrolled["sites"]
+    for one in facts.values():  # JSON has no infinity: a null ε is one again
+        one["epsilon"] = math.inf if one["epsilon"] is None else one["epsilon"]
     plan = ready.plan(facts, planned_noises(folder))
     kept = Folder.open(folder, ready.about(facts, plan), plan, study.study.seed, True, deployed=run)
     try:
-        payable = _agreed(folder, ready, plan, transport, refused)
+        agreed = _settled(folder / "agreed.json", lambda: _agree(folder, ready, plan, transport))
     except SordinoError:  # nobody takes part: what was declared for this run is free again
-        farewell(transport, run, list(facts), min(BYE, study.deployment.timeout))
+        farewell(transport, run, list(facts), min(BYE, where.timeout))
         raise
+    payable, refused = agreed["payable"], enrolled["refused"] | agreed["refused"]
     plan = adapt(plan, payable, len(ready.start), study.study.seed)
     state = kept.checkpoint(torch.device("cpu")) or Checkpoint(0, ready.start, ready.start)
-    coordinator = Coordinator(
-        ready.course(plan),
-        ready.brief,
-        transport,
-        Inbox(folder / "inbox"),
-        payable,
-        study.deployment.timeout,
-        study.deployment.least,
-        lambda what: _notice(folder, what),
-    )
+    course, inbox, notice = rounds.Course(plan, ready.layout), Inbox(folder / "inbox"), partial(_notice, folder)
+    coordinator = Coordinator(course, ready.brief, transport, inbox, payable, where.timeout, where.least, notice)
     judge, began = judge_of(ready), time.monotonic()
     for now in coordinator.run(state):
         now.seconds, began = now.seconds + time.monotonic() - began, time.monotonic()
@@ -117,7 +112,7 @@ def _conduct(folder: Path, transport: Transport) -> dict[str, Any]:
     if early := rounds.stopped(plan, state.round):
         log.warning("%s", early["reason"])
     _notice(folder, {"round": state.round, "phase": "saying goodbye", "asked": list(facts)})
-    spent = farewell(transport, run, list(facts), min(BYE, study.deployment.timeout))
+    spent = farewell(transport, run, list(facts), min(BYE, where.timeout))
     result = result_of(kept, plan, state, spent, refused)
     result["final"] |= judge(state.shown) if judge is not None else {}
     kept.finish(result, state.shown)
@@ -125,12 +120,16 @@ def _conduct(folder: Path, transport: Transport) -> dict[str, Any]:
     return result
 
 
-def _enrolled(folder: Path, ready: Deployment, transport: Transport) -> tuple[dict[str, Any], dict[str, str]]:
-    """Who takes part, settled once: from disk, or by asking everyone who is there within the time."""
-    file = folder / "enrolled.json"
-    if file.exists():
-        kept = json.loads(file.read_text())
-        return {name: _infinite(one) for name, one in kept["sites"].items()}, kept["refused"]
+def _settled(file: Path, find: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What was found once, and is written down: a run that is taken up again does not ask again."""
+    if not file.exists():
+        write_atomic(file, to_json(find(), indent=1).encode())
+    found: dict[str, Any] = json.loads(file.read_text())
+    return found
+
+
+def _enrol(folder: Path, ready: Served, transport: Transport) -> dict[str, Any]:
+    """Who takes part and who does not, by asking everyone who is there within the time."""
     where = ready.study.deployment
     until = time.monotonic() + where.enrol
     _notice(folder, {"round": 0, "phase": "enrolment", "asked": where.sites})
@@ -149,42 +148,27 @@ def _enrolled(folder: Path, ready: Deployment, transport: Transport) -> tuple[di
     if not facts or not complete:
         why = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
         raise SordinoError(f"the federation is not complete: {why}. deployment.absent = 'go on' trains with the others")
-    write_atomic(file, to_json({"sites": facts, "refused": refused}, indent=1).encode())
-    return facts, refused
+    return {"sites": facts, "refused": refused}
 
 
-def _infinite(facts: dict[str, Any]) -> dict[str, Any]:
-    """JSON has no infinity: a null ε is one again."""
-    return facts | {"epsilon": math.inf if facts["epsilon"] is None else facts["epsilon"]}
-
-
-def _agreed(
-    folder: Path, ready: Deployment, plan: Plan, transport: Transport, refused: dict[str, str]
-) -> dict[str, int]:
-    """How many turns every site can pay, settled once."""
-    file = folder / "agreed.json"
-    if file.exists():
-        kept = json.loads(file.read_text())
-        refused |= kept["refused"]
-        return dict(kept["payable"])
+def _agree(folder: Path, ready: Served, plan: Plan, transport: Transport) -> dict[str, Any]:
+    """How many turns every site can pay, and why some refused."""
     _notice(folder, {"round": 0, "phase": "offer", "asked": [c.name for c in plan.clients]})
-    payable, found = agree(transport, ready.brief, plan, ready.study.deployment.timeout)
-    refused |= found
-    for name, why in found.items():
+    payable, refused = agree(transport, ready.brief, plan, ready.study.deployment.timeout)
+    dry = [name for name, turns in payable.items() if turns == 0 and name not in refused]
+    for name, why in refused.items():
         log.warning("%s refused: %s", name, why)
-    if not any(payable.values()):
-        dry = [name for name in payable if name not in found]
-        if not found:
-            raise BudgetRefused(
-                f"nobody takes part: no site's budget pays for one turn of this plan ({', '.join(dry)}); plan fewer "
-                "rounds or less precise ones, or let officers top the sites' ledgers up"
-            )
-        reasons = found | dict.fromkeys(dry, "its budget pays for no turn")
-        raise SordinoError("nobody takes part: " + "; ".join(f"{name}: {why}" for name, why in reasons.items()))
-    for name in [name for name, turns in payable.items() if turns == 0 and name not in found]:
+    for name in dry:
         log.warning("%s sits out: its budget pays for no turn of this plan", name)
-    write_atomic(file, to_json({"payable": payable, "refused": found}, indent=1).encode())
-    return payable
+    if not any(payable.values()) and not refused:
+        raise BudgetRefused(
+            f"nobody takes part: no site's budget pays for one turn of this plan ({', '.join(dry)}); plan fewer "
+            "rounds or less precise ones, or let officers top the sites' ledgers up"
+        )
+    if not any(payable.values()):
+        reasons = refused | dict.fromkeys(dry, "its budget pays for no turn")
+        raise SordinoError("nobody takes part: " + "; ".join(f"{name}: {why}" for name, why in reasons.items()))
+    return {"payable": payable, "refused": refused}
 
 
 def _notice(folder: Path, what: dict[str, Any]) -> None:

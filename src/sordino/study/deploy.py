@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,6 @@ from sordino.client import gradients
 from sordino.client.gradients.losses import loss_by_name
 from sordino.data.own import load_folder
 from sordino.data.schema import Schema, parse_schema
-from sordino.engine.rounds import Course
 from sordino.errors import BadInput
 from sordino.methods import Plan, Population, Training
 from sordino.privacy.types import Adjacency, Budget, check_promised
@@ -31,9 +29,12 @@ from sordino.study.result import to_json
 USUAL = {"records": 1_000_000, "epsilon": 1.0, "delta": 1e-6}
 """A declaration that every study can be planned for."""
 
+Facts = Mapping[str, Mapping[str, Any]]
+"""What the sites that came declared, by name, in order (R5)."""
+
 
 @dataclass(frozen=True)
-class Deployment:
+class Served:
     """A study made ready at the server: the model's first weights, and the brief that every site gets."""
 
     study: Study
@@ -42,22 +43,20 @@ class Deployment:
     layout: Layout
     brief: dict[str, Any]
 
-    def population(self, facts: Mapping[str, Mapping[str, Any]]) -> Population:
-        """The sites that came, in order, with what they declared (R5)."""
+    @property
+    def loss(self) -> str:
+        """The name of the loss: it follows from whether there are classes."""
+        return "half-squared-error" if self.brief["classes"] is None else "cross-entropy"
+
+    def plan(self, facts: Facts, noises: Sequence[Sequence[Sequence[float]]] | None = None) -> Plan:
+        """Schedule and noise for these sites; ``noises`` of a run that goes on."""
         sizes = np.array([int(one["records"]) for one in facts.values()], dtype=np.int64)
         budgets = tuple(Budget(float(f["epsilon"]), float(f["delta"]), f["adjacency"]) for f in facts.values())
-        return Population(tuple(facts), sizes, budgets)
+        training = Training(rounds=self.study.study.rounds, **self.study.training.model_dump(exclude_none=True))
+        sites, seed = Population(tuple(facts), sizes, budgets), self.study.study.seed
+        return methods.make_plan(self.study.chosen_method(), training, sites, len(self.start), seed, noises)
 
-    def plan(
-        self, facts: Mapping[str, Mapping[str, Any]], noises: Sequence[Sequence[Sequence[float]]] | None = None
-    ) -> Plan:
-        """Schedule and noise for these sites; ``noises`` of a run that goes on."""
-        settings = self.study.training.model_dump(exclude_none=True)
-        training = Training(rounds=self.study.study.rounds, **settings)
-        method, seed = self.study.chosen_method(), self.study.study.seed
-        return methods.make_plan(method, training, self.population(facts), len(self.start), seed, noises)
-
-    def sound(self, facts: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, Any], dict[str, str]]:
+    def sound(self, facts: Facts) -> tuple[dict[str, Any], dict[str, str]]:
         """The sites that this study can be planned for, and why it cannot be for the others.
 
         One site's declaration may not fit the study (fewer records than a batch): tried among sites that fit, only the
@@ -80,20 +79,15 @@ class Deployment:
             self.plan(kept)
         return kept, odd
 
-    def course(self, plan: Plan) -> Course:
-        """What the coordinator knows all through the run."""
-        return Course(plan, self.layout)
-
-    def about(self, facts: Mapping[str, Mapping[str, Any]], plan: Plan) -> dict[str, Any]:
-        """The ``study`` of result.json."""
-        classes = self.brief["classes"]
+    def about(self, facts: Facts, plan: Plan) -> dict[str, Any]:
+        """What study.json and result.json say about the study."""
+        features = {key: self.brief[key] for key in ("shape", "classes", "parameters")}
         about = {
             "data": {"name": self.study.study.name, "sites": list(facts), "schema": self.brief["schema"]},
-            "budgets": [None if math.isinf(c.budget.epsilon) else c.budget.epsilon for c in plan.clients],
+            "budgets": [c.budget.epsilon for c in plan.clients],
             "sizes": [c.records for c in plan.clients],
-            "model": {**self.brief["model"], "shape": self.brief["shape"], "classes": classes}
-            | {"parameters": len(self.start)},
-            "loss": "cross-entropy" if classes is not None else "half-squared-error",
+            "model": {**self.brief["model"], **features},
+            "loss": self.loss,
             "method": {"name": plan.method.name, **plan.method.describe()},
             "training": dataclasses.asdict(plan.training),
         }
@@ -101,7 +95,7 @@ class Deployment:
         return plain
 
 
-def prepare(study: Study, run: str) -> Deployment:
+def prepare(study: Study, run: str) -> Served:
     """Make a study ready to be served. Touches no records: the server has none."""
     where = study.deployment
     if len(set(where.sites)) != len(where.sites) or not where.sites:
@@ -127,27 +121,26 @@ def prepare(study: Study, run: str) -> Deployment:
         "schema": schema,
         "adjacency": study.budgets.adjacency,
     }
-    return Deployment(study, template, engine.flatten(template), layout, brief)
+    return Served(study, template, engine.flatten(template), layout, brief)
 
 
 def features(study: Study) -> tuple[tuple[int, ...], int | None, str | None]:
     """Shape of a record, number of classes (None: regression), and the schema's hash if the study has one."""
     where, raw = study.deployment, study.data.table_schema
     schema = None if raw is None else parse_schema(raw)
-    if where.shape is not None:
-        shape = tuple(where.shape)
-    elif schema is not None and schema.features:
-        shape = (len(schema.features),)
-    else:
+    shape = where.shape
+    if shape is None and schema is not None and schema.features:
+        shape = [len(schema.features)]
+    if shape is None:
         raise BadInput(
             "the server has no records to look at: declare deployment.shape, such as [1, 28, 28], or [data.schema]"
         )
     if schema is None:
-        return shape, where.classes, None
-    return shape, None if schema.classes is None else len(schema.classes), schema_hash(schema)
+        return tuple(shape), where.classes, None
+    return tuple(shape), None if schema.classes is None else len(schema.classes), schema_hash(schema)
 
 
-def judge_of(ready: Deployment) -> Callable[[Tensor], dict[str, float | None]] | None:
+def judge_of(ready: Served) -> Callable[[Tensor], dict[str, float | None]] | None:
     """How good weights are on the server's own records, if it has some; these are nobody's secret, and cost nothing."""
     study, classes = ready.study, ready.brief["classes"]
     if study.deployment.test is None:
@@ -156,8 +149,7 @@ def judge_of(ready: Deployment) -> Callable[[Tensor], dict[str, float | None]] |
     own = load_folder(Path(study.deployment.test), raw)
     if list(own.x.shape[1:]) != ready.brief["shape"] or own.classes != classes:
         raise BadInput(f"deployment.test: its records have shape {own.x.shape[1:]}, the sites' {ready.brief['shape']}")
-    loss = "cross-entropy" if classes is not None else "half-squared-error"
-    engine, values = gradients.build(ready.template, loss), loss_by_name(loss).values
+    engine, values = gradients.build(ready.template, ready.loss), loss_by_name(ready.loss).values
     x, y = torch.from_numpy(own.x), torch.from_numpy(own.y)
 
     def look(weights: Tensor) -> dict[str, float | None]:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from sordino.engine.federation.front import UNKNOWN
-from sordino.engine.federation.node import Address, Node, meet
-from sordino.engine.federation.signing import load_private, signing
-from sordino.engine.federation.site import Site
+from sordino.engine.federation.keyring import load_private, seal
+from sordino.engine.federation.node import Node, meet
 from sordino.engine.federation.worker import Lost
 from sordino.errors import SordinoError
 from sordino.privacy.generators import Source
@@ -18,14 +16,9 @@ from sordino.study.site_file import read_site
 
 log = logging.getLogger("sordino.site")
 
-FIRST = 3600.0
-"""Seconds a site waits for its server to appear."""
-
-AGAIN = 3.0
-"""Seconds before a SuperNode that ended is started again."""
-
-STRANGER = 60.0
-"""Seconds after which a site that is turned away stops asking; a server may be slow to register keys."""
+FIRST = 3600.0  # seconds a site waits for its server to appear
+AGAIN = 3.0  # seconds before a SuperNode that ended is started again
+STRANGER = 60.0  # seconds after which a site that is turned away stops asking; a server may be slow to register keys
 
 
 def join(
@@ -35,9 +28,8 @@ def join(
     wait: float = FIRST,
     stranger: float = STRANGER,
     source: Source | None = None,
-    done: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Take part until ``done`` says so, or for ever.
+    """Take part until somebody ends this process.
 
     Parameters
     ----------
@@ -50,12 +42,18 @@ def join(
     file = read_site(path)
     address = file.address(insecure)
     with file.open(source) as site:
-        answer = answering(site, address)
+        key = None if address.private is None else load_private(address.private)
+
+        def answer(request: bytes) -> bytes:
+            """The reply, signed. One that is sent again, as it was stored, gets a new signature."""
+            reply = site.handle(request)
+            return reply if key is None else seal(key, site.name, request, reply)
+
         log.info("%s: %d records, budget %s", site.name, site.declared.records, site.budget)
         meet(address, wait)
-        node, started, turned_away = Node(site.folder, address), time.monotonic(), None
+        node, started, refused = Node(site.folder, address), time.monotonic(), None
         try:
-            while not done():
+            while True:
                 try:
                     node.worker.serve_one(answer, 0.2)
                 except Lost as error:
@@ -63,15 +61,14 @@ def join(
                     node.stop()
                 if node.running:
                     continue
-                if _turned_away(node):
-                    turned_away = turned_away or started
-                    if time.monotonic() - turned_away > stranger:
-                        raise SordinoError(
-                            f"the server at {address} does not know this site's key: give its operator the public key "
-                            "that belongs to keys.private, under this site's name"
-                        )
-                else:
-                    turned_away = None
+                said = node.said()  # the server turns away a key that it does not know
+                turned_away = UNKNOWN in said or "Failed to activate SuperNode" in said
+                refused = (refused or started) if turned_away else None
+                if refused is not None and time.monotonic() - refused > stranger:
+                    raise SordinoError(
+                        f"the server at {address} does not know this site's key: give its operator the public key "
+                        "that belongs to keys.private, under this site's name"
+                    )
                 if time.monotonic() - started > AGAIN:
                     log.warning("the SuperNode ended; starting it again")
                     node.stop()
@@ -79,16 +76,3 @@ def join(
                     node, started = Node(site.folder, address), time.monotonic()
         finally:
             node.stop()
-
-
-def answering(site: Site, address: Address) -> Callable[[bytes], bytes]:
-    """How this site answers: signed with its enrolment key, where it has one."""
-    if address.private is None:
-        return site.handle
-    return signing(site.handle, site.name, load_private(address.private))
-
-
-def _turned_away(node: Node) -> bool:
-    """Whether the server refused to let this node in, which is what it does with a key that it does not know."""
-    said = node.said()
-    return UNKNOWN in said or "Failed to activate SuperNode" in said

@@ -7,22 +7,21 @@ import math
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from pydantic import Field, ValidationError
+from pydantic import Field, PrivateAttr, ValidationError, field_validator
 
 from sordino.client.rows import Records
 from sordino.data.budgets import LARGE
 from sordino.data.own import load_folder, schema_beside
 from sordino.data.schema import parse_schema
 from sordino.engine.federation.certificates import check_name
-from sordino.engine.federation.commit import commitment
 from sordino.engine.federation.node import Address
 from sordino.engine.federation.policy import Declared, Policy
 from sordino.engine.federation.site import Purse, Site
+from sordino.engine.federation.state import commitment
 from sordino.errors import BadInput
 from sordino.privacy.generators import Source
 from sordino.privacy.ledger import Ledger
@@ -33,7 +32,7 @@ from sordino.study.sections import Section, explain
 log = logging.getLogger("sordino.site")
 
 
-class About(Section):
+class SiteAbout(Section):
     """``[site]``: its name, the server's address, a folder for its own files."""
 
     name: str
@@ -41,14 +40,14 @@ class About(Section):
     folder: str = "."
 
 
-class Data(Section):
+class SiteData(Section):
     """``[data]``: one CSV, Parquet or NPZ file, and the schema that says what its columns mean."""
 
     path: str
     table_schema: dict[str, Any] | None = Field(default=None, alias="schema")
 
 
-class BudgetKeys(Section):
+class SiteBudget(Section):
     """``[budget]``: what may be spent in all, over all runs, and where that is kept."""
 
     epsilon: float = Field(gt=0)
@@ -57,9 +56,18 @@ class BudgetKeys(Section):
     composition: Literal["declared", "filter"] | None = None
     ledger: str = "ledger.db"
 
+    def promised(self) -> Budget:
+        """ε, δ and adjacency; refuses an adjacency that cannot be promised."""
+        adjacency = Adjacency.parse(self.adjacency)
+        check_promised(adjacency)
+        return Budget(self.epsilon, self.delta, adjacency)
+
 
 class Limits(Section):
-    """``[limits]``: what a server may ask for."""
+    """``[limits]``: what a server may ask for; the attributes of ``Policy``.
+
+    ``modules``: Python modules whose methods and parts (``module:attribute`` in a study) this site allows.
+    """
 
     methods: list[str] | None = None
     not_private: bool = False
@@ -70,6 +78,14 @@ class Limits(Section):
     run_epsilon: float | None = Field(default=None, gt=0)
     least_noise: float = Field(default=0.1, ge=0)
     clip: list[float] = Field(default=[1e-4, 1e4], min_length=2, max_length=2)
+    modules: list[str] = Field(default=[])
+
+    @field_validator("clip")
+    @classmethod
+    def _range(cls, clip: list[float]) -> list[float]:
+        if not 0 < clip[0] <= clip[1] < math.inf:
+            raise ValueError("it is the smallest and the largest radius, both positive")
+        return clip
 
 
 class KeyFiles(Section):
@@ -79,76 +95,42 @@ class KeyFiles(Section):
     private: str
 
 
-class SiteKeys(Section):
-    """A whole SITE.toml."""
+class SiteFile(Section):
+    """A whole SITE.toml, read and checked; paths in it are relative to the folder where it lies."""
 
-    site: About
-    data: Data
-    budget: BudgetKeys
+    site: SiteAbout
+    data: SiteData
+    budget: SiteBudget
     limits: Limits = Limits()
     keys: KeyFiles | None = None
-
-
-@dataclass(frozen=True)
-class SiteFile:
-    """A site's file, read and checked; paths in it are relative to where it lies."""
-
-    path: Path
-    keys: SiteKeys
+    _lies: Path = PrivateAttr(default=Path())
 
     def at(self, name: str) -> Path:
-        """A path in the file."""
-        return (self.path.parent / name).resolve()
-
-    @property
-    def folder(self) -> Path:
-        """Where the site's own files go."""
-        return self.at(self.keys.site.folder)
+        """The full path of a path in the file."""
+        return (self._lies / name).resolve()
 
     @property
     def policy(self) -> Policy:
-        """``[limits]``."""
-        said = self.keys.limits
-        low, high = said.clip
-        if not 0 < low <= high < math.inf:
-            raise BadInput(f"limits.clip = {said.clip}: it is the smallest and the largest radius, both positive")
-        return Policy(
-            None if said.methods is None else tuple(said.methods),
-            said.not_private,
-            None if said.models is None else tuple(said.models),
-            said.rounds,
-            said.steps,
-            said.parameters,
-            said.run_epsilon,
-            said.least_noise,
-            (low, high),
-        )
+        """What a server may ask for, as ``[limits]`` says it."""
+        said: dict[str, Any] = {key: tuple(one) if isinstance(one, list) else one for key, one in self.limits}
+        return Policy(**said)
 
     def address(self, insecure: bool) -> Address:
         """Where the server is; without keys only if somebody said so in so many words."""
-        files = self.keys.keys
         if insecure:
-            return Address.parse(self.keys.site.server, None, None)
-        if files is None:
+            return Address.parse(self.site.server, None, None)
+        if self.keys is None:
             raise BadInput("[keys] is missing: name keys.authority and keys.private, or join with --insecure")
-        found = [self.at(files.authority), self.at(files.private)]
-        for key, one in zip(("authority", "private"), found):
+        files = {key: self.at(name) for key, name in self.keys}
+        for key, one in files.items():
             if not one.is_file():
                 raise BadInput(f"keys.{key}: {one} does not exist; `sordino certify` makes keys for a trial")
-        return Address.parse(self.keys.site.server, *found)
-
-    @property
-    def budget(self) -> Budget:
-        """``[budget]``: ε, δ and adjacency."""
-        said = self.keys.budget
-        adjacency = Adjacency.parse(said.adjacency)
-        check_promised(adjacency)
-        return Budget(said.epsilon, said.delta, adjacency)
+        return Address.parse(self.site.server, **files)
 
     def records(self) -> tuple[Records, Declared]:
         """The site's records, and what it says about them."""
-        where = self.at(self.keys.data.path)
-        raw = self.keys.data.table_schema or schema_beside(where)
+        where = self.at(self.data.path)
+        raw = self.data.table_schema or schema_beside(where)
         schema = parse_schema(raw)
         dataset = load_folder(where, raw, "null")  # R8: what cannot be encoded is a null row, and n stays n
         valid = None if dataset.valid.all() else torch.from_numpy(dataset.valid)
@@ -158,23 +140,22 @@ class SiteFile:
     @contextmanager
     def open(self, source: Source | None = None) -> Iterator[Site]:
         """Load the records, open the ledger. ``source``: a generator for tests, which marks the ledger NOT PRIVATE."""
-        budget, (records, declared) = self.budget, self.records()
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with Ledger(self.at(self.keys.budget.ledger)) as ledger:
-            name, composition = check_name(self.keys.site.name), self.keys.budget.composition
-            yield Site(name, records, declared, Purse(budget, ledger, composition), self.folder, self.policy, source)
+        budget, (records, declared), folder = self.budget.promised(), self.records(), self.at(self.site.folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        with Ledger(self.at(self.budget.ledger)) as ledger:
+            name, purse = check_name(self.site.name), Purse(budget, ledger, self.budget.composition)
+            yield Site(name, records, declared, purse, folder, self.policy, source)
 
     def rebind(self, reason: str, officer: str) -> str:
         """Record that the ledger goes on under this file's site name and records; returns the account that goes along.
 
         What was spent stays spent.
         """
-        records, _ = self.records()
-        where = self.at(self.keys.budget.ledger)
+        (records, _), where = self.records(), self.at(self.budget.ledger)
         if not where.exists():
             raise BadInput(f"there is no ledger at {where}: a new one is tied to its site when it is first used")
         with Ledger(where) as ledger:
-            name = check_name(self.keys.site.name)
+            name = check_name(self.site.name)
             return ledger.rebind(name, lambda salt: commitment(records, salt), reason, officer)
 
 
@@ -189,11 +170,11 @@ def read_site(path: Path) -> SiteFile:
     except tomllib.TOMLDecodeError as error:
         raise BadInput(f"{path} is not valid TOML: {error}") from None
     try:
-        found = SiteFile(path, SiteKeys.model_validate(table))
+        found = SiteFile.model_validate(table)
     except ValidationError as error:
-        raise BadInput(explain(error, SiteKeys)) from None
-    _ = found.budget  # what cannot be promised is refused before records are read
-    said = found.keys.budget.epsilon
+        raise BadInput(explain(error, SiteFile)) from None
+    found._lies = path.parent
+    said = found.budget.promised().epsilon  # what cannot be promised is refused before records are read
     if said == math.inf:
         log.warning("NOT PRIVATE: budget.epsilon = inf says that this site's records are public")
     elif said > LARGE:

@@ -59,8 +59,8 @@ class Keys:
 
     def write_site(self, site: str, private: bytes, public: bytes) -> None:
         """Put a site's key pair in its place."""
-        _write(self.private(site), private, secret=True)
-        _write(self.public(site), public)
+        write_secret(self.private(site), private)
+        self.public(site).write_bytes(public)
 
 
 def check_name(site: str) -> str:
@@ -96,9 +96,8 @@ def check_in_force(certificate: Path) -> None:
         found = x509.load_pem_x509_certificate(certificate.read_bytes())
     except (OSError, ValueError) as error:
         raise BadInput(f"{certificate} is no certificate ({error})") from None
-    now = datetime.datetime.now(datetime.UTC)
-    if not found.not_valid_before_utc <= now <= found.not_valid_after_utc:
-        since, until = found.not_valid_before_utc, found.not_valid_after_utc
+    since, until = found.not_valid_before_utc, found.not_valid_after_utc
+    if not since <= datetime.datetime.now(datetime.UTC) <= until:
         raise BadInput(
             f"{certificate} is in force from {since:%Y-%m-%d %H:%M} to {until:%Y-%m-%d %H:%M} UTC, and not now: "
             "make new keys with `sordino certify` in a new folder, and give every site the new ca.crt"
@@ -109,42 +108,36 @@ def _authority_and_server(keys: Keys, hosts: Sequence[str], days: float) -> None
     now = datetime.datetime.now(datetime.UTC)
     # A day back, so that clocks need not agree to the second; a certificate that is over already stays so.
     since = now - datetime.timedelta(days=1 if days > 0 else 2 - days)
-    until = now + datetime.timedelta(days=days)
-    own = ec.generate_private_key(ec.SECP384R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "sordino trial authority")])
+    authority_key, server_key = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())
+    issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "sordino trial authority")])
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "sordino server")])
+    blank = x509.CertificateBuilder().issuer_name(issuer).not_valid_before(since)
     authority = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(own.public_key())
+        blank.subject_name(issuer)
+        .public_key(authority_key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(since)
         .not_valid_after(now + datetime.timedelta(days=max(days, 1)))
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(own.public_key()), critical=False)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(authority_key.public_key()), critical=False)
         .add_extension(_usage(sign_certificates=True), critical=True)
-        .sign(own, hashes.SHA384())
+        .sign(authority_key, hashes.SHA384())
     )
-    key = ec.generate_private_key(ec.SECP384R1())
     server = (
-        x509.CertificateBuilder()
-        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "sordino server")]))
-        .issuer_name(name)
-        .public_key(key.public_key())
+        blank.subject_name(subject)
+        .public_key(server_key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(since)
-        .not_valid_after(until)
+        .not_valid_after(now + datetime.timedelta(days=days))
         .add_extension(x509.SubjectAlternativeName(_addresses(hosts)), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(own.public_key()), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()), critical=False)
         .add_extension(_usage(sign_certificates=False), critical=True)
-        .sign(own, hashes.SHA384())
+        .sign(authority_key, hashes.SHA384())
     )
-    _write(keys.folder / "ca.key", _private(own), secret=True)
-    _write(keys.server[1], _private(key), secret=True)
-    _write(keys.server[0], server.public_bytes(serialization.Encoding.PEM))
-    _write(keys.authority, authority.public_bytes(serialization.Encoding.PEM))  # last: its presence says "done"
+    write_secret(keys.folder / "ca.key", _private(authority_key, serialization.PrivateFormat.PKCS8))
+    write_secret(keys.server[1], _private(server_key, serialization.PrivateFormat.PKCS8))
+    keys.server[0].write_bytes(server.public_bytes(serialization.Encoding.PEM))
+    keys.authority.write_bytes(authority.public_bytes(serialization.Encoding.PEM))  # last: its presence says "done"
 
 
 def new_site_key() -> tuple[bytes, bytes]:
@@ -155,15 +148,10 @@ def new_site_key() -> tuple[bytes, bytes]:
 
 
 def _usage(sign_certificates: bool) -> x509.KeyUsage:
-    names = ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement")
-    return x509.KeyUsage(
-        digital_signature=not sign_certificates,
-        key_cert_sign=sign_certificates,
-        crl_sign=sign_certificates,
-        encipher_only=False,
-        decipher_only=False,
-        **dict.fromkeys(names, False),
-    )
+    never = ["content_commitment", "key_encipherment", "data_encipherment", "key_agreement"]
+    never += ["encipher_only", "decipher_only"]
+    signs = {"key_cert_sign": sign_certificates, "crl_sign": sign_certificates}
+    return x509.KeyUsage(digital_signature=not sign_certificates, **signs, **dict.fromkeys(never, False))
 
 
 def _addresses(hosts: Sequence[str]) -> list[x509.GeneralName]:
@@ -176,14 +164,12 @@ def _addresses(hosts: Sequence[str]) -> list[x509.GeneralName]:
     return found
 
 
-def _private(
-    key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat = serialization.PrivateFormat.PKCS8
-) -> bytes:
+def _private(key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat) -> bytes:
     return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
 
 
-def _write(path: Path, content: bytes, secret: bool = False) -> None:
-    """Write a file that, if secret, nobody else may read, not even for a moment."""
+def write_secret(path: Path, content: bytes) -> None:
+    """Write a file that nobody else may read, not even for a moment."""
     path.unlink(missing_ok=True)
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if secret else 0o644), "wb") as file:
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(content)

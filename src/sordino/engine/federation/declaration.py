@@ -14,13 +14,10 @@ from sordino.errors import BadInput
 from sordino.privacy.types import Adjacency
 
 RECORDS = (1, 10**12)
-EPSILON = (1e-6, 1e4)
-"""∞, for a public data set, is allowed too."""
-
+EPSILON = (1e-6, 1e4)  # ∞, for a public data set, is allowed too
 DELTA = (1e-30, 0.1)
 
-LONGEST = 300
-"""Letters of a reason that are worth keeping."""
+LONGEST = 300  # letters of a reason that are worth keeping
 
 
 def check_declaration(facts: Mapping[str, Any], name: str, adjacency: str) -> dict[str, Any]:
@@ -49,11 +46,16 @@ def check_payable(said: Any, turns: int) -> int:
 
 def check_spent(facts: Mapping[str, Any]) -> dict[str, Any]:
     """What a site says it has spent; only what is well formed, for this is written into the result."""
-    found: dict[str, Any] = {}
-    for key in ("spent_epsilon", "run_epsilon", "replace_one_epsilon"):
-        found[key] = _number(key, facts.get(key), 0.0, math.inf, endless=True)
+    epsilons = ("spent_epsilon", "run_epsilon", "replace_one_epsilon")
+    found: dict[str, Any] = {key: _number(key, facts.get(key), 0.0, math.inf, endless=True) for key in epsilons}
     releases, marks = facts.get("releases"), facts.get("not_private")
-    if not isinstance(releases, list) or not isinstance(marks, list) or len(releases) + len(marks) > 10_000:
+    wanted = {"what", "rate", "noise", "count"}
+    if (
+        not isinstance(releases, list)
+        or not isinstance(marks, list)
+        or len(releases) + len(marks) > 10_000
+        or not all(isinstance(one, dict) and set(one) >= wanted for one in releases)
+    ):
         raise BadInput("it lists its releases in a form that nobody knows")
     found["releases"] = [
         {
@@ -63,25 +65,20 @@ def check_spent(facts: Mapping[str, Any]) -> dict[str, Any]:
             "count": _whole("count", one["count"], 0, 10**15),
         }
         for one in releases
-        if isinstance(one, dict) and set(one) >= {"what", "rate", "noise", "count"}
     ]
-    if len(found["releases"]) != len(releases):
-        raise BadInput("it lists its releases in a form that nobody knows")
     return {**found, "not_private": [readable(one) for one in marks]}
 
 
 def readable(said: Any) -> str:
     """Somebody else's words as one short line that no terminal takes for a command."""
-    text = said if isinstance(said, str) else type(said).__name__ if isinstance(said, (dict, list)) else _short(said)
-    return "".join(one if one.isprintable() else " " for one in text[:LONGEST])
-
-
-def _short(said: Any) -> str:
-    """A number as text; one with thousands of digits cannot be written out."""
-    try:
-        return f"{said!r}"
-    except ValueError:
-        return "a number too long to write"
+    if isinstance(said, (dict, list)):
+        said = type(said).__name__
+    elif not isinstance(said, str):
+        try:
+            said = repr(said)
+        except ValueError:  # Python does not write out thousands of digits
+            said = "a number too long to write"
+    return "".join(one if one.isprintable() else " " for one in said[:LONGEST])
 
 
 def _whole(what: str, said: Any, low: int, high: int) -> int:
@@ -91,10 +88,9 @@ def _whole(what: str, said: Any, low: int, high: int) -> int:
 
 
 def _number(what: str, said: Any, low: float, high: float, endless: bool = False) -> float:
-    if isinstance(said, int) and not isinstance(said, bool) and abs(said) < 1 << 64:
+    if type(said) is int and abs(said) < 1 << 64:
         said = float(said)
-    if isinstance(said, float) and (
-        (low <= said <= high and (endless or math.isfinite(said))) or (endless and said == math.inf)
-    ):
-        return said
-    raise BadInput(f"it declares {what} = {readable(said)}: a number from {low:g} to {high:g} was expected")
+    fits = isinstance(said, float) and low <= said <= high and math.isfinite(said)
+    if not fits and not (endless and said == math.inf):
+        raise BadInput(f"it declares {what} = {readable(said)}: a number from {low:g} to {high:g} was expected")
+    return float(said)

@@ -6,21 +6,33 @@ Whatever a site sends is data: nothing in it can stop the others.
 from __future__ import annotations
 
 import contextlib
+import json
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
+from sordino.engine.checkpoint import write_atomic
 from sordino.engine.federation import wire
 from sordino.engine.federation.declaration import check_declaration, check_payable, check_spent, readable
-from sordino.engine.federation.inbox import Inbox
 from sordino.engine.federation.wire import Packet, pack, unpack
 from sordino.errors import BadInput
 from sordino.methods import Plan
 from sordino.methods.plan import ClientPlan
 
+ANSWERS = {
+    wire.HELLO: wire.FACTS,
+    wire.OFFER: wire.ACCEPTED,
+    wire.ASK: wire.ANSWER,
+    wire.TURN: wire.UPLOAD,
+    wire.BYE: wire.FACTS,
+}
+"""Which reply answers which request."""
+
 
 class Transport(Protocol):
-    """How packets reach sites."""
+    """A way for packets to reach sites, and for their replies to come back."""
 
     def names(self) -> set[str]:
         """The sites that are there now."""
@@ -29,6 +41,42 @@ class Transport(Protocol):
         self, requests: Sequence[tuple[str, bytes]], seconds: float, arrived: Callable[[int, bytes], None]
     ) -> None:
         """Send packets to sites; call ``arrived`` for each reply as it comes. Ends when all came or the time is up."""
+
+
+class Inbox:
+    """What a coordinator has heard in the round under way, on disk, so that a killed one asks nobody to pay twice.
+
+    A *phase* is one exchange of a round: a question, or the turns. Replies are written as they come; when a phase is
+    closed, whose replies counted is written too, and a coordinator that starts again takes exactly those.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def kept(self, phase: str, request: str) -> bytes | None:
+        """The reply to exactly this request, if it came before."""
+        file = self.folder / f"{phase}-{request}"
+        return file.read_bytes() if file.exists() else None
+
+    def keep(self, phase: str, request: str, reply: bytes) -> None:
+        """Write a reply down before it counts."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_atomic(self.folder / f"{phase}-{request}", reply)
+
+    def closed(self, phase: str) -> list[str] | None:
+        """The requests whose replies counted when the phase was closed; None while it is open."""
+        with contextlib.suppress(FileNotFoundError, json.JSONDecodeError):
+            return list(json.loads((self.folder / f"{phase}.json").read_text()))
+        return None
+
+    def close(self, phase: str, requests: list[str]) -> None:
+        """Write down whose replies counted: nothing that comes later does."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_atomic(self.folder / f"{phase}.json", json.dumps(requests).encode())
+
+    def empty(self) -> None:
+        """Forget everything, once the round is in the checkpoint."""
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 @dataclass
@@ -42,75 +90,60 @@ class Heard:
     absent: list[str] = field(default_factory=list)
 
     def add(self, more: Heard) -> None:
-        """What is missing after another exchange of the same round."""
+        """Take over who is missing after another exchange of the same round."""
         self.refused |= more.refused
         self.broke |= more.broke
         self.absent += [name for name in more.absent if name not in self.absent]
 
     def missing(self) -> dict[str, Any]:
         """Who is missing and why, as a round's record shows it."""
-        found: dict[str, Any] = {}
-        if self.refused:
-            found["refused"] = dict(sorted(self.refused.items()))
-        if self.broke:
-            found["broke"] = sorted(self.broke)
-        if self.absent:
-            found["absent"] = sorted(self.absent)
-        return found
+        refused = dict(sorted(self.refused.items()))
+        found = {"refused": refused, "broke": sorted(self.broke), "absent": sorted(self.absent)}
+        return {key: value for key, value in found.items() if value}
 
 
 def exchange(
-    transport: Transport, requests: Sequence[tuple[str, bytes]], seconds: float, inbox: Inbox | None, phase: str
+    transport: Transport,
+    requests: Sequence[tuple[str, bytes]],
+    seconds: float,
+    inbox: Inbox | None = None,
+    phase: str = "",
 ) -> Heard:
     """One exchange with everybody asked. With an ``inbox``, replies that came before a restart are not asked for."""
-    hashes = [wire.digest(data) for _, data in requests]
     raw: dict[int, bytes] = {}
-    closed = None if inbox is None else inbox.closed(phase)
-    if inbox is not None:
-        raw = {i: kept for i, one in enumerate(hashes) if (kept := inbox.kept(phase, one)) is not None}
+    if inbox is None:
+        transport.exchange(requests, seconds, raw.__setitem__)
+        return _sort(requests, raw)
+    hashes = [wire.digest(data) for _, data in requests]
+    raw = {i: kept for i, one in enumerate(hashes) if (kept := inbox.kept(phase, one)) is not None}
+    closed = inbox.closed(phase)
     if closed is not None:
-        raw = {i: one for i, one in raw.items() if hashes[i] in closed}
-    else:
-        missing = [i for i in range(len(requests)) if i not in raw]
+        return _sort(requests, {i: one for i, one in raw.items() if hashes[i] in closed})
+    missing = [i for i in range(len(requests)) if i not in raw]
 
-        def arrived(place: int, reply: bytes) -> None:
-            i = missing[place]
-            if inbox is not None:
-                inbox.keep(phase, hashes[i], reply)
-            raw[i] = reply
+    def arrived(place: int, reply: bytes) -> None:
+        inbox.keep(phase, hashes[missing[place]], reply)
+        raw[missing[place]] = reply
 
-        if missing:
-            transport.exchange([requests[i] for i in missing], seconds, arrived)
-        if inbox is not None:
-            inbox.close(phase, [hashes[i] for i in sorted(raw)])
+    if missing:
+        transport.exchange([requests[i] for i in missing], seconds, arrived)
+    inbox.close(phase, [hashes[i] for i in sorted(raw)])
     return _sort(requests, raw)
 
 
-ANSWERS = {
-    wire.HELLO: wire.FACTS,
-    wire.OFFER: wire.ACCEPTED,
-    wire.ASK: wire.ANSWER,
-    wire.TURN: wire.UPLOAD,
-    wire.BYE: wire.FACTS,
-}
-"""Which reply answers which request."""
-
-
 def _sort(requests: Sequence[tuple[str, bytes]], raw: Mapping[int, bytes]) -> Heard:
-    """Replies, refusals and silence. Whatever a site sends is data: nothing in it can stop the others."""
+    """Replies, refusals and silence told apart; a reply that cannot be read, or answers something else, is refused."""
     heard = Heard()
     for i, (name, request) in enumerate(requests):
         try:
             packet = unpack(raw[i]) if i in raw else Packet(wire.UNAVAILABLE)
-            asked = unpack(request)
             if packet.kind not in (wire.REFUSED, wire.UNAVAILABLE):
-                _check_answers(asked, packet)
+                _check_answers(unpack(request), packet)
         except BadInput as error:
-            packet = Packet(wire.REFUSED, {"reason": str(error), "budget": False})
+            packet = Packet(wire.REFUSED, {"reason": str(error)})
         if packet.kind == wire.REFUSED:
             heard.refused[name] = readable(packet.facts.get("reason", "no reason given"))
-            if packet.facts.get("budget"):
-                heard.broke.add(name)
+            heard.broke |= {name} if packet.facts.get("budget") else set()
         elif packet.kind == wire.UNAVAILABLE:
             heard.absent.append(name)
         else:
@@ -122,10 +155,9 @@ def _check_answers(asked: Packet, packet: Packet) -> None:
     """Refuse a reply to something else than was asked."""
     if packet.kind != ANSWERS[asked.kind]:
         raise BadInput(f"it answered {packet.kind!r} to {asked.kind!r}")
-    if asked.kind in (wire.ASK, wire.TURN):
-        for key in ("round", "copy"):
-            if packet.facts.get(key) != asked.facts[key]:
-                raise BadInput(f"it answered for {key} {packet.facts.get(key)!r}, not {asked.facts[key]!r}")
+    for key in ("round", "copy") if asked.kind in (wire.ASK, wire.TURN) else ():
+        if packet.facts.get(key) != asked.facts[key]:
+            raise BadInput(f"it answered for {key} {packet.facts.get(key)!r}, not {asked.facts[key]!r}")
 
 
 def enrol(
@@ -136,7 +168,7 @@ def enrol(
     Last, apart: who came and was willing, and declared what no site can mean.
     """
     data = pack(Packet(wire.HELLO, {"brief": brief}))
-    heard = exchange(transport, [(name, data) for name in sites], seconds, None, "hello")
+    heard = exchange(transport, [(name, data) for name in sites], seconds)
     found, refused, odd = {}, dict(heard.refused), {}
     for i, packet in heard.replies.items():
         name, said = sites[i], packet.facts.get("name")
@@ -151,7 +183,7 @@ def enrol(
 
 
 def offer_of(client: ClientPlan) -> dict[str, Any]:
-    """What a site is asked to declare."""
+    """What a site is asked to declare: terms of a turn and of questions, and how many of each."""
     return {
         "terms": wire.terms_to_plain(client.terms),
         "asks": [wire.terms_to_plain(one) for one in client.asks],
@@ -166,7 +198,7 @@ def agree(
     """Offer every site its plan; how many turns each can pay (0 where it refused), and the refusals."""
     taking = [c for c in plan.clients if c.turns > 0 or any(c.queries)]
     requests = [(c.name, pack(Packet(wire.OFFER, {"brief": brief, "offer": offer_of(c)}))) for c in taking]
-    heard = exchange(transport, requests, seconds, None, "offer")
+    heard = exchange(transport, requests, seconds)
     payable, refused = {c.name: 0 for c in taking}, dict(heard.refused)
     for i, packet in heard.replies.items():
         client = taking[i]
@@ -181,7 +213,7 @@ def agree(
 def farewell(transport: Transport, run: str, names: Sequence[str], seconds: float) -> dict[str, dict[str, Any]]:
     """Tell everyone that the run is over; what each site says it has spent, where that can be understood."""
     data = pack(Packet(wire.BYE, {"run": run}))
-    heard = exchange(transport, [(name, data) for name in names], seconds, None, "bye")
+    heard = exchange(transport, [(name, data) for name in names], seconds)
     found = {}
     for i, packet in heard.replies.items():
         with contextlib.suppress(BadInput):

@@ -1,13 +1,19 @@
-"""Whose key is whose: the public keys in the keys' folder, what became of earlier ones, and which key a run knows.
+"""Whose key is whose: the public keys in the keys' folder, what became of earlier ones, and what a key has signed.
 
 ``sites/NAME.pub`` is the key of NAME. Replacing it by hand changes nothing for a run that has heard from NAME: a name
 belongs to one key for the life of a run, unless `sordino certify --rotate` wrote down which key follows which. A key
 that was rotated away or revoked is never taken again, under no name.
+
+A site signs its replies with its enrolment key, the one that its SuperNode shows to the server. What is signed is the
+site's name, the digest of the whole request and the digest of the whole reply. A request names its run, its round and
+everything its answer depends on, so a signed reply answers one request of one run, and nobody can put it in another's
+place, or in another round's.
 """
 
 from __future__ import annotations
 
 import datetime
+import hashlib
 import json
 import logging
 import time
@@ -16,23 +22,29 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cryptography.hazmat.primitives import serialization
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from sordino.engine.checkpoint import write_atomic
 from sordino.engine.federation.certificates import Keys, check_name, new_site_key
-from sordino.engine.federation.signing import fingerprint, load_public
 from sordino.errors import BadInput
 
 log = logging.getLogger("sordino.coordinator")
 
-FRESH = 1.0
-"""Seconds for which a look into the folder holds."""
+FRESH = 1.0  # seconds for which a look into the folder holds
+
+MARK = b"sordino signed reply 1\n"
+"""How a signed reply begins. Part of what is signed, too: no other use of the key says the same."""
+
+
+class NotSigned(BadInput):
+    """A reply that its site's key did not sign, for this request."""
 
 
 @dataclass(frozen=True)
 class Member:
-    """A site that has a key here."""
+    """A site whose public key lies in the keys' folder."""
 
     name: str
     public: ec.EllipticCurvePublicKey
@@ -64,6 +76,10 @@ class Keyring:
             self._members, self._looked = self._read(), time.monotonic()
         return self._members
 
+    def names(self) -> dict[bytes, str]:
+        """The names of those who may speak now, by their keys as Flower carries them."""
+        return {one.node_key: name for name, one in self.members().items()}
+
     def pin(self, name: str) -> None:
         """From now on this name belongs to the key it has, for this run."""
         kept, member = self._pinned(), self.members().get(name)
@@ -71,9 +87,7 @@ class Keyring:
             write_atomic(self.pins, json.dumps({**kept, name: member.fingerprint}, indent=1).encode())
 
     def _pinned(self) -> dict[str, str]:
-        if self.pins is None or not self.pins.exists():
-            return {}
-        return dict(json.loads(self.pins.read_text()))
+        return {} if self.pins is None or not self.pins.exists() else dict(json.loads(self.pins.read_text()))
 
     def _read(self) -> dict[str, Member]:
         past, pinned = history(self.keys), self._pinned()
@@ -100,7 +114,7 @@ class Keyring:
         return found
 
     def _tell(self, what: str) -> None:
-        """Say it once."""
+        """Log a refusal, once."""
         if what not in self._told:
             self._told.add(what)
             log.warning("refused %s", what)
@@ -126,20 +140,18 @@ def rotate(keys: Keys, name: str, public: bytes | None = None) -> str:
     ``public``: the new public key, where the site made its own pair; else a pair is made here.
     """
     old = _known(keys, name)
-    if public is not None:
-        new = load_public(public, "the new key")
-        if fingerprint(new) in {old, *(one["old"] for one in history(keys))}:
-            raise BadInput(f"{name}: this key was used before; rotate to a new one")
-        # The record first: a crash in between leaves a site that is refused, not one that is mistaken.
-        _write_down(keys, name, "rotated", old, fingerprint(new))
+    private, text = (None, public) if public is not None else new_site_key()
+    new = fingerprint(load_public(text, "the new key"))
+    if new in {old, *(one["old"] for one in history(keys))}:
+        raise BadInput(f"{name}: this key was used before; rotate to a new one")
+    # The record first: a crash in between leaves a site that is refused, not one that is mistaken.
+    _write_down(keys, name, "rotated", old, new)
+    if private is not None:
+        keys.write_site(name, private, text)
+    else:
         keys.private(name).unlink(missing_ok=True)
-        write_atomic(keys.public(name), public)
-        return fingerprint(new)
-    private, text = new_site_key()
-    made = fingerprint(load_public(text, "the new key"))
-    _write_down(keys, name, "rotated", old, made)
-    keys.write_site(name, private, text)
-    return made
+        write_atomic(keys.public(name), text)
+    return new
 
 
 def revoke(keys: Keys, name: str) -> str:
@@ -163,3 +175,57 @@ def _write_down(keys: Keys, name: str, event: str, old: str, new: str | None) ->
     line = json.dumps({"site": name, "event": event, "old": old, "new": new, "when": when})
     before = keys.history.read_bytes() if keys.history.exists() else b""
     write_atomic(keys.history, before + line.encode() + b"\n")
+
+
+def load_private(path: Path) -> ec.EllipticCurvePrivateKey:
+    """A site's private key: OpenSSH, on a NIST curve, without a passphrase."""
+    try:
+        found = serialization.load_ssh_private_key(path.read_bytes(), None)
+    except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise BadInput(f"keys.private: {path} is no OpenSSH private key without a passphrase ({error})") from None
+    if not isinstance(found, ec.EllipticCurvePrivateKey):
+        raise BadInput(f"keys.private: {path} is not on a NIST curve; `sordino certify` makes keys that are")
+    return found
+
+
+def load_public(text: bytes, whose: str) -> ec.EllipticCurvePublicKey:
+    """A site's public key: one line of OpenSSH, on a NIST curve."""
+    try:
+        found = serialization.load_ssh_public_key(text)
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise BadInput(f"{whose} is no OpenSSH public key ({error})") from None
+    if not isinstance(found, ec.EllipticCurvePublicKey):
+        raise BadInput(f"{whose} is not on a NIST curve")
+    return found
+
+
+def fingerprint(public: ec.EllipticCurvePublicKey) -> str:
+    """What a key is called where it is written down: SHA-256 of its standard form."""
+    form = serialization.PublicFormat.SubjectPublicKeyInfo
+    return hashlib.sha256(public.public_bytes(serialization.Encoding.DER, form)).hexdigest()
+
+
+def seal(private: ec.EllipticCurvePrivateKey, name: str, request: bytes, reply: bytes) -> bytes:
+    """A reply to this request with the signature of the site of this name before it."""
+    signature = private.sign(_said(name, request, reply), ec.ECDSA(hashes.SHA256()))
+    return MARK + len(signature).to_bytes(2, "big") + signature + reply
+
+
+def unseal(public: ec.EllipticCurvePublicKey, name: str, request: bytes, sealed: bytes) -> bytes:
+    """The reply in these bytes, if this key signed it for this name and request."""
+    start = len(MARK) + 2
+    size = int.from_bytes(sealed[len(MARK) : start], "big")
+    if not sealed.startswith(MARK) or len(sealed) < start + size:
+        raise NotSigned("its reply is not signed")
+    signature, reply = sealed[start : start + size], sealed[start + size :]
+    try:
+        public.verify(signature, _said(name, request, reply), ec.ECDSA(hashes.SHA256()))
+    except InvalidSignature:
+        raise NotSigned("its reply is not signed with its key, for this request") from None
+    return reply
+
+
+def _said(name: str, request: bytes, reply: bytes) -> bytes:
+    """What is signed: the mark, the name with its length, the digests of request and reply."""
+    who = name.encode()
+    return MARK + len(who).to_bytes(2, "big") + who + hashlib.sha256(request).digest() + hashlib.sha256(reply).digest()

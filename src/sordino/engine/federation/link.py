@@ -4,41 +4,48 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 from pathlib import Path
 
 from sordino.engine.checkpoint import write_atomic
 from sordino.engine.federation.certificates import Keys, certify, check_in_force
 from sordino.engine.federation.front import Front
 from sordino.engine.federation.keyring import Keyring
-from sordino.engine.federation.processes import (
-    Child,
-    call,
-    command,
-    environment,
-    free_port,
-    wait_for_port,
-    wait_until_free,
-)
-from sordino.engine.federation.shell import write_shell
+from sordino.engine.federation.processes import Child, call, command, environment, free_port, wait_until_free
 from sordino.errors import BadInput, SordinoError
 
-log = logging.getLogger("sordino.serve")
-
-START = 60.0
-"""Seconds a SuperLink has to come up."""
-
-FREE = 20.0
-"""Seconds an earlier one has to let go of the port."""
-
-CONTROL = 60.0
-"""Seconds a command to it may take."""
-
-
+START = 60.0  # seconds a SuperLink has to come up
+FREE = 20.0  # seconds an earlier one has to let go of the port
+CONTROL = 60.0  # seconds a command to it may take
 LOOPBACK = "127.0.0.1"
+DAYS = 36500.0  # for which the certificate holds that this machine shows to itself
 
-DAYS = 36500.0
-"""For which the certificate holds that this machine shows to itself."""
+PROJECT = """\
+[project]
+name = "sordino-shell"
+version = "1.0.0"
+description = "Starts the coordinator that is installed here."
+license = { text = "Apache-2.0" }
+[tool.flwr.app]
+publisher = "sordino"
+[tool.flwr.app.components]
+serverapp = "sordino_shell.server:app"
+clientapp = "sordino_shell.client:app"
+[tool.flwr.app.config]
+run = ""
+"""
+CLIENT = "from flwr.clientapp import ClientApp\n\napp = ClientApp()\n"
+SERVER = """\
+from flwr.serverapp import ServerApp
+from sordino.study.serve import coordinate
+
+app = ServerApp()
+app.main()(coordinate)
+"""
+SHELL = {"pyproject.toml": PROJECT, "sordino_shell/server.py": SERVER, "sordino_shell/client.py": CLIENT}
+"""The app that the SuperLink runs: a shell that starts the coordinator which is installed at the server.
+
+Flower wants an app to have a half for sites too. This one is empty, and no site fetches it (``worker``).
+"""
 
 
 class Link:
@@ -51,11 +58,10 @@ class Link:
         self.folder = folder.resolve()
         self.host = host
         self.port = port
-        self.keys = keys
         self.keyring = None if keys is None else Keyring(keys)
         self.home = self.folder / "flower"
         self.home.mkdir(parents=True, exist_ok=True)
-        self.env = environment(self.home, poll=1.0)
+        self.env = environment(self.home)
         self.inner = 0
         self.child: Child | None = None
         self.front: Front | None = None
@@ -70,35 +76,33 @@ class Link:
     @property
     def running(self) -> bool:
         """Whether SuperLink and front are there."""
-        parts = (self.child, self.front)
-        return all(one is not None and one.running for one in parts)
+        return all(one is not None and one.running for one in (self.child, self.front))
 
     def start(self) -> None:
         """Start both, and register every site whose public key lies in the keys' folder."""
         self.stop()
-        certificate = None if self.keys is None else self._certificate(self.keys)
+        certificate = self._certificate()
         wait_until_free(self.host, self.port, FREE)
         self.inner = self._inner_port()
         arguments = [command("flower-superlink"), "--host", LOOPBACK, "--port", str(self.inner)]
         arguments += ["--database", str(self.folder / "superlink.db"), "--disable-runtime-dependency-installation"]
         about = f'[superlink]\ndefault = "sordino"\n\n[superlink.sordino]\naddress = "{LOOPBACK}:{self.inner}"\n'
-        own = None
-        if self.keys is None:
+        authority = None
+        if self.keyring is None:
             arguments.append("--insecure")
             about += "insecure = true\n"
         else:  # node authentication wants TLS even here; the certificate that sites see need not name loopback
             own = certify(self.home / "loopback", [], days=DAYS)
-            arguments += ["--ssl-ca-certfile", str(own.authority)]
+            authority = own.authority
+            arguments += ["--ssl-ca-certfile", str(authority), "--enable-supernode-auth"]
             arguments += ["--ssl-certfile", str(own.server[0]), "--ssl-keyfile", str(own.server[1])]
-            arguments.append("--enable-supernode-auth")
-            about += f'root-certificates = "{own.authority}"\n'
+            about += f'root-certificates = "{authority}"\n'
         (self.home / "config.toml").write_text(about)
         self.child = Child(arguments, self.env, self.folder / "superlink.log")
-        wait_for_port(self.child, LOOPBACK, self.inner, START)
+        self.child.wait_for_port(self.inner, START)
         self.refresh()
-        inner = f"{'http' if own is None else 'https'}://{LOOPBACK}:{self.inner}"
-        known = None if self.keyring is None else self._known
-        authority = None if own is None else own.authority
+        inner = f"{'http' if authority is None else 'https'}://{LOOPBACK}:{self.inner}"
+        known = None if self.keyring is None else self.keyring.names
         self.front = Front(self.host, self.port, inner, authority, known, certificate)
         self.front.start()
 
@@ -113,17 +117,16 @@ class Link:
         write_atomic(file, str(port).encode())
         return port
 
-    def _certificate(self, keys: Keys) -> tuple[Path, Path]:
+    def _certificate(self) -> tuple[Path, Path] | None:
+        """The certificate that sites see and its key, there and in force; None without keys."""
+        if self.keyring is None:
+            return None
+        keys = self.keyring.keys
         for one in keys.server:
             if not one.exists():
                 raise BadInput(f"{one} does not exist: make keys with `sordino certify {keys.folder}`")
         check_in_force(keys.server[0])
         return keys.server
-
-    def _known(self) -> set[bytes]:
-        """The keys that may call now: one that was revoked is turned away from the next call on."""
-        members = {} if self.keyring is None else self.keyring.members()
-        return {one.node_key for one in members.values()}
 
     def stop(self) -> None:
         """End both, and the coordinator in the SuperLink."""
@@ -134,7 +137,7 @@ class Link:
 
     def refresh(self) -> None:
         """Tell the SuperLink of keys that are new in the folder. What its database knows already stays as it is."""
-        if self.keys is None or self.keyring is None:
+        if self.keyring is None:
             return
         file = self.folder / "registered.json"
         known = set(json.loads(file.read_text())) if file.exists() else set()
@@ -142,7 +145,7 @@ class Link:
             if member.fingerprint in known:
                 continue
             try:
-                path = str(self.keys.public(member.name))
+                path = str(self.keyring.keys.public(member.name))
                 self._flwr("supernode", "register", path, "sordino", "--name", member.name)
             except SordinoError as error:
                 if "already in use" not in str(error):
@@ -152,7 +155,10 @@ class Link:
 
     def submit(self, run: Path) -> str:
         """Start the coordinator on a prepared run folder; Flower's number of that run."""
-        app = write_shell(self.folder / "shell")
+        app = self.folder / "shell"
+        for name, text in SHELL.items():
+            (app / name).parent.mkdir(parents=True, exist_ok=True)
+            (app / name).write_text(text)
         said = self._flwr("run", str(app), "sordino", "--run-config", f'run="{run.resolve()}"', "--format", "json")
         try:
             return str(json.loads(said)["run-id"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import secrets
 import socket
@@ -13,6 +12,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from sordino.engine.federation.certificates import write_secret
 from sordino.engine.federation.processes import Child, command, environment, free_port
 from sordino.engine.federation.worker import Worker
 from sordino.errors import BadInput, SordinoError
@@ -30,7 +30,7 @@ class Address:
 
     @classmethod
     def parse(cls, text: str, authority: Path | None, private: Path | None) -> Address:
-        """From ``host:port``."""
+        """The address written as ``host:port``."""
         match = re.fullmatch(r"(?P<host>\[[^\]]+\]|[^:\s]+):(?P<port>\d{1,5})", text)
         if match is None:
             raise BadInput(f"site.server = {text!r}: write host:port, such as 127.0.0.1:9092")
@@ -70,8 +70,7 @@ def _check_certificate(address: Address, line: socket.socket) -> None:
         context = ssl.create_default_context(cafile=str(address.authority))
     except (OSError, ssl.SSLError) as error:
         raise BadInput(f"keys.authority: {address.authority} is no certificate ({error})") from None
-    with context.wrap_socket(line, server_hostname=address.host):
-        pass
+    context.wrap_socket(line, server_hostname=address.host).close()
 
 
 class Node:
@@ -83,9 +82,7 @@ class Node:
         command("flower-supernode")  # a readable error where Flower is missing
         port, secret = free_port(), secrets.token_bytes(32)
         shared = home / "worker.secret"  # by which the SuperNode knows the worker: others on this machine get no task
-        shared.unlink(missing_ok=True)
-        with open(os.open(shared, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(secret)
+        write_secret(shared, secret)
         arguments = [sys.executable, "-m", "sordino.engine.federation.worker", "--superlink", str(address)]
         arguments += ["--isolation", "process", "--superexec-auth-secret-file", str(shared)]
         arguments += ["--host", "127.0.0.1", "--port", str(port)]
@@ -94,27 +91,25 @@ class Node:
         else:
             arguments += ["--root-certificates", str(address.authority)]
             arguments += ["--auth-supernode-private-key", str(address.private)]
-        self.log = folder / "supernode.log"
-        self._read = self.log.stat().st_size if self.log.exists() else 0
+        log = folder / "supernode.log"
+        self._read = log.stat().st_size if log.exists() else 0
         self.worker = Worker(port, secret)
-        self.child = Child(arguments, environment(home, 1.0), self.log)
+        self.child = Child(arguments, environment(home), log)
 
     @property
     def running(self) -> bool:
-        """Whether it is there."""
+        """Whether the SuperNode's process is there."""
         return self.child.running
 
     def stop(self) -> None:
-        """End it."""
+        """End the SuperNode's process."""
         self.worker.close()
         with contextlib.suppress(OSError):
             self.child.stop()
 
     def said(self) -> str:
         """What this process has written so far."""
-        try:
-            with open(self.log, "rb") as file:
-                file.seek(self._read)
-                return file.read().decode(errors="replace")
-        except OSError:
-            return ""
+        with contextlib.suppress(OSError), open(self.child.log, "rb") as file:
+            file.seek(self._read)
+            return file.read().decode(errors="replace")
+        return ""

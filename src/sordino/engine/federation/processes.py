@@ -15,12 +15,11 @@ from pathlib import Path
 
 from sordino.errors import BadInput, SordinoError
 
-PATIENCE = 10.0
-"""Seconds a process has to end in order before it is killed."""
+PATIENCE = 10.0  # seconds a process has to end in order before it is killed
 
 
-def environment(home: Path, poll: float) -> dict[str, str]:
-    """Of Flower's processes: a home of its own, no calls home, no other ports, a look for tasks every ``poll`` seconds.
+def environment(home: Path) -> dict[str, str]:
+    """The environment of Flower's processes: a home of its own, no calls home, no other ports, a task a second.
 
     Loopback is never reached by way of a proxy.
     """
@@ -32,7 +31,7 @@ def environment(home: Path, poll: float) -> dict[str, str]:
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_INTERNAL_GRPC_CONTROL_API": "0",
         "FLWR_INTERNAL_GRPC_FLEET_API": "0",
-        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": f"{poll:g}",
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "1",
         "NO_PROXY": ",".join(one for one in direct if one),
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
     }
@@ -46,25 +45,24 @@ def command(name: str) -> str:
     return str(found)
 
 
-def free_port(host: str = "127.0.0.1") -> int:
-    """A port that nobody listens on."""
+def free_port() -> int:
+    """A port of 127.0.0.1 that nobody listens on."""
     with socket.socket() as probe:
-        probe.bind((host, 0))
+        probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def wait_until_free(host: str, port: int, seconds: float) -> None:
-    """Until nobody listens there any more: a server that was killed takes a moment to let go."""
-    until = time.monotonic() + seconds
+    """Wait until nobody listens there any more: a server that was killed takes a moment to let go."""
+    until, family = time.monotonic() + seconds, socket.AF_INET6 if ":" in host else socket.AF_INET
     while True:
         try:
-            with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
-                return
+            socket.create_server((host, port), family=family).close()
+            return
         except OSError as error:
             if time.monotonic() >= until:
-                raise BadInput(
-                    f"{host}:{port} cannot be listened on: {error.strerror}; choose another --port"
-                ) from None
+                why = f"{host}:{port} cannot be listened on: {error.strerror}"
+                raise BadInput(f"{why}; choose another --port") from None
             time.sleep(0.5)
 
 
@@ -88,50 +86,42 @@ class Child:
 
     @property
     def running(self) -> bool:
-        """Whether it is still there."""
+        """Whether the process is still there."""
         return self.process.poll() is None
 
     def stop(self) -> None:
         """End it and its children, in order if it can, by force if not."""
-        self._signal(signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(PATIENCE)
-        self._signal(signal.SIGKILL)
-        self.process.wait(PATIENCE)
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(PATIENCE)
 
-    def _signal(self, number: int) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, number)
+    def wait_for_port(self, port: int, seconds: float) -> None:
+        """Wait until it listens at a port of 127.0.0.1; an error shows its log if it ends or the time is up."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            if not self.running:
+                raise SordinoError(f"{self.name} stopped at once:\n{self._tail()}")
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1.0):
+                return
+            time.sleep(0.1)
+        raise SordinoError(f"nobody listens at 127.0.0.1:{port} after {seconds:g} s:\n{self._tail()}")
 
-    def tail(self, lines: int = 8) -> str:
-        """The last lines it wrote."""
-        try:
-            return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
-        except OSError:
-            return ""
-
-
-def wait_for_port(child: Child, host: str, port: int, seconds: float) -> None:
-    """Until somebody listens there; an error that shows the log if the process ends or the time is up."""
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        if not child.running:
-            raise SordinoError(f"{child.name} stopped at once:\n{child.tail()}")
-        with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=1.0):
-            return
-        time.sleep(0.1)
-    raise SordinoError(f"nobody listens at {host}:{port} after {seconds:g} s:\n{child.tail()}")
+    def _tail(self) -> str:
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-8:])
 
 
 def call(arguments: Sequence[str], env: dict[str, str], seconds: float) -> str:
     """Run one of Flower's commands to its end; its output, or an error that shows it."""
+    name = Path(arguments[0]).name
     try:
         done = subprocess.run(list(arguments), env=env, capture_output=True, text=True, timeout=seconds, check=False)
     except subprocess.TimeoutExpired:
-        raise SordinoError(f"{Path(arguments[0]).name} did not answer within {seconds:g} s") from None
+        raise SordinoError(f"{name} did not answer within {seconds:g} s") from None
     if done.returncode != 0:
         said = (done.stdout + done.stderr).strip().splitlines()
-        raise SordinoError(f"{Path(arguments[0]).name} {arguments[1]} failed: " + " ".join(said[-3:]))
+        raise SordinoError(f"{name} {arguments[1]} failed: " + " ".join(said[-3:]))
     return done.stdout
 
 

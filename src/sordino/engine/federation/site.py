@@ -18,10 +18,9 @@ from torch import Tensor
 from sordino.client.rows import Records, Rows
 from sordino.client.turn import answer, take_turn
 from sordino.engine.federation import wire
-from sordino.engine.federation.commit import commitment
 from sordino.engine.federation.job import Job, accept, canonical, safe, understand
 from sordino.engine.federation.policy import Declared, Policy, Refused, check_bounds, check_place
-from sordino.engine.federation.state import LocalState
+from sordino.engine.federation.state import LocalState, commitment
 from sordino.engine.federation.wire import Packet, pack, unpack
 from sordino.engine.threads import threads_for_step
 from sordino.errors import BadInput, BudgetRefused

@@ -1,11 +1,13 @@
-"""A client's own state on the site's disk: control variates, duals. One file a turn, so that a turn can be taken again.
+"""What a site keeps for its runs: clients' state between turns, and a commitment to its records.
 
-A state is made of releases alone, so it is no more secret than they are; it stays at the site because nobody needs it
-elsewhere.
+A client's state (control variates, duals) is made of releases alone, so it is no more secret than they are; it stays at
+the site because nobody needs it elsewhere. There is one file a turn, so that a turn can be taken again.
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import re
 from pathlib import Path
 
@@ -14,14 +16,17 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
+from sordino.client.rows import Records
 from sordino.engine.checkpoint import write_atomic
 from sordino.errors import SordinoError
 
 _NAME = re.compile(r"(\d{8})-(\d{4})\.safetensors")
 
+PIECE = 1 << 16  # records that are hashed at a time: they may lie on disk
+
 
 class LocalState:
-    """States of one run by (round, copy)."""
+    """The states that the turns of one run left on the site's disk, by (round, copy)."""
 
     def __init__(self, folder: Path, names: tuple[str, ...], dimension: int) -> None:
         self.folder = folder
@@ -38,10 +43,8 @@ class LocalState:
         ``since`` is the last round of this site that counted at the server. What a later turn left was lost on the way;
         earlier copies of the same round do count.
         """
-        if not self.names:
-            return {}
         usable = [p for at, p in self._files().items() if at < (number, copy) and (at[0] <= since or at[0] == number)]
-        if not usable:
+        if not self.names or not usable:
             return {name: torch.zeros(1, self.dimension) for name in self.names}
         try:
             return {name: value for name, value in load_file(usable[-1]).items() if name in self.names}
@@ -65,3 +68,26 @@ class LocalState:
         """Drop everything: the run is over."""
         for one in self._files().values():
             one.unlink(missing_ok=True)
+
+
+def commitment(records: Records, salt: bytes) -> str:
+    """HMAC-SHA-256 over a site's encoded records, their order included: what its ledger is tied to.
+
+    It says nothing about the records without the secret salt. A null row counts as null, whatever it holds.
+    """
+    digest = hmac.new(salt, digestmod=hashlib.sha256)
+    for name, part in (("x", records.x), ("y", records.y)):
+        digest.update(f"{name} {part.dtype} {tuple(part.shape)};".encode())
+        for start in range(0, len(part), PIECE):
+            piece = part[start : start + PIECE]
+            if records.valid is not None:
+                piece = piece.clone()
+                piece[~records.valid[start : start + PIECE]] = 0
+            digest.update(_bytes(piece))
+    valid = torch.ones(len(records.y), dtype=torch.bool) if records.valid is None else records.valid
+    digest.update(_bytes(valid))
+    return digest.hexdigest()
+
+
+def _bytes(part: Tensor) -> memoryview:
+    return memoryview(part.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]

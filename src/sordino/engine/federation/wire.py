@@ -6,6 +6,7 @@ resend is compared by (R11). A reply holds releases and public facts, or a refus
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
@@ -13,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
@@ -27,20 +29,14 @@ WHO, HELLO, OFFER, ASK, TURN, BYE = "who", "hello", "offer", "ask", "turn", "bye
 """Requests: what is your name? – would this study suit you? – would you do this much of it? – answer a question –
 take a turn – the run is over."""
 
-FACTS, ACCEPTED, ANSWER, UPLOAD, REFUSED, UNAVAILABLE = (
-    "facts",
-    "accepted",
-    "answer",
-    "upload",
-    "refused",
-    "unavailable",
-)
+FACTS, ACCEPTED, ANSWER, UPLOAD = "facts", "accepted", "answer", "upload"
+REFUSED, UNAVAILABLE = "refused", "unavailable"
 """Replies. ``unavailable`` says nothing else: whatever it hides may depend on records."""
 
 
 @dataclass(frozen=True)
 class Packet:
-    """One message: what kind, plain facts, tensors."""
+    """One message: its kind (one of the names above), plain facts, and tensors by name."""
 
     kind: str
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -59,22 +55,21 @@ def unpack(data: bytes) -> Packet:
     """The packet in these bytes; refuses anything that ``pack`` did not write."""
     try:
         size = int.from_bytes(data[:8], "little")
-        header = json.loads(data[8 : 8 + size])["__metadata__"]["packet"]
-        about = json.loads(header)
+        about = json.loads(json.loads(data[8 : 8 + size])["__metadata__"]["packet"])
         if about["sordino"] != VERSION:
             raise BadInput(
                 f"the other side speaks version {about['sordino']} of the protocol, this one {VERSION}: "
                 "install the same sordino on both"
             )
         return Packet(str(about["kind"]), dict(about["facts"]), load(data))
-    except (SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
-        if isinstance(error, BadInput):
-            raise
+    except BadInput:
+        raise
+    except (SafetensorError, KeyError, TypeError, ValueError, RecursionError):
         raise BadInput("these bytes are no packet of sordino") from None
 
 
 def digest(data: bytes) -> str:
-    """The hash of a complete request."""
+    """The SHA-256 of a complete request."""
     return hashlib.sha256(data).hexdigest()
 
 
@@ -84,12 +79,12 @@ def refusal(reason: str, budget: bool = False) -> bytes:
 
 
 def unavailable() -> bytes:
-    """A reply that says nothing."""
+    """A reply that says only that there is no answer."""
     return pack(Packet(UNAVAILABLE))
 
 
 def terms_to_plain(terms: Terms) -> dict[str, Any]:
-    """Terms as JSON holds them."""
+    """The terms of a release as JSON holds them."""
     return {
         "sampling": [str(terms.sampling.scheme), terms.sampling.rate],
         "parts": [[name, z] for name, z in terms.parts],
@@ -100,18 +95,13 @@ def terms_to_plain(terms: Terms) -> dict[str, Any]:
 
 
 def terms_from_plain(plain: Mapping[str, Any]) -> Terms:
-    """Terms from JSON that somebody else wrote: every field is checked."""
+    """The terms of a release from JSON that somebody else wrote: every field is checked."""
     try:
         scheme, rate = plain["sampling"]
         parts = tuple((str(name), float(z)) for name, z in plain["parts"])
-        count = int(plain["count"])
-        found = Terms(
-            Sampling(Scheme.parse(scheme), float(rate)),
-            parts,
-            count,
-            float(plain["divisor"]),
-            Adjacency.parse(plain["adjacency"]),
-        )
+        sampling, adjacency = Sampling(Scheme.parse(scheme), float(rate)), Adjacency.parse(plain["adjacency"])
+        count, divisor = int(plain["count"]), float(plain["divisor"])
+        found = Terms(sampling, parts, count, divisor, adjacency)
     except (KeyError, TypeError, ValueError) as error:
         raise BadInput(f"the terms of a release make no sense: {error}") from None
     finite = all(math.isfinite(z) and z >= 0 for _, z in parts)
@@ -121,13 +111,13 @@ def terms_from_plain(plain: Mapping[str, Any]) -> Terms:
 
 
 def public_to_wire(public: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """A broadcast as facts and tensors."""
+    """A broadcast, split into what a packet holds as plain facts and as tensors."""
     plain = {name: value for name, value in public.items() if not isinstance(value, Tensor)}
     return plain, {f"public/{name}": value for name, value in public.items() if isinstance(value, Tensor)}
 
 
 def public_from_wire(packet: Packet) -> dict[str, Any]:
-    """The broadcast in a request."""
+    """The broadcast in a request; refuses a plain value that is no number."""
     found: dict[str, Any] = dict(packet.facts["public"])
     for name, value in found.items():
         numbers = value if isinstance(value, list) else [value]
@@ -135,3 +125,20 @@ def public_from_wire(packet: Packet) -> dict[str, Any]:
             raise BadInput(f"the broadcast {name!r} is {value!r}: a number was expected")
     tensors = {n.removeprefix("public/"): t for n, t in packet.tensors.items() if n.startswith("public/")}
     return {**found, **tensors}
+
+
+def to_records(packet: bytes) -> Any:
+    """A Flower message's content that holds this packet as one array of bytes; Flower cuts large ones into pieces."""
+    from flwr.app import Array, ArrayRecord, RecordDict
+
+    return RecordDict({"packet": ArrayRecord({"bytes": Array(np.frombuffer(packet, dtype=np.uint8))})})
+
+
+def from_records(content: Any) -> bytes:
+    """The packet in a message's content; refuses any other content. Flower's arrays are read without pickle."""
+    found = None
+    with contextlib.suppress(Exception):  # whatever somebody else wrote there: Flower's classes fail in many ways
+        found = content["packet"]["bytes"].numpy()
+    if not isinstance(found, np.ndarray) or found.dtype != np.uint8 or found.ndim != 1:
+        raise BadInput("the message holds no packet of sordino")
+    return bytes(found.tobytes())

@@ -1,4 +1,4 @@
-"""Flower's SuperNode as a carrier and nothing else: it starts no process, and a worker of ours takes all its tasks.
+"""A SuperNode that only carries messages, and the worker of ours that takes all its tasks.
 
 A SuperNode in process isolation leaves its tasks to whoever asks for them. Flower's own askers install and import the
 app that came with a task, each kind its own way; this worker opens no app. It answers packets of sordino and returns an
@@ -16,9 +16,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
-from sordino.engine.federation.envelope import from_records, to_records
 from sordino.errors import BadInput, SordinoError
 
 log = logging.getLogger("sordino.site")
@@ -29,16 +29,9 @@ FLOWER = "1.41."
 ANSWERED = ("flwr-clientapp", "train")
 """The kind of task, and of message, that a packet of sordino comes in."""
 
-LOOK = 0.25
-"""Seconds between two looks of the SuperNode for a message; Flower's own pace is three."""
-
-BEAT = 10.0
-"""Seconds between two signs of life to the SuperNode while a task is worked on; it gives up after sixty."""
-
-FIRST = 30.0
-"""Seconds between a task and its message, at most: the SuperNode makes them one after the other."""
-
-SECRET = "/flwr.proto.Runtime/AcquireTask"
+LOOK = 0.25  # seconds between two looks of the SuperNode for a message; Flower's own pace is three
+BEAT = 10.0  # seconds between two signs of life to the SuperNode while a task is worked on; it gives up after sixty
+FIRST = 30.0  # seconds between a task and its message, at most: the SuperNode makes them one after the other
 
 STARTS = {"subprocess.Popen", "os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system"}
 """What Python calls the start of a process in its audit events."""
@@ -68,185 +61,128 @@ class Worker:
     """
 
     def __init__(self, port: int, secret: bytes) -> None:
-        import httpx
-        from flwr.supercore.auth import derive_auth_secret
-        from flwr.supercore.constant import TaskType
-
         check_flower()
-        self.kinds = [str(one) for one in TaskType]
-        self._secret = derive_auth_secret(secret)
-        self._line = httpx.Client(base_url=f"http://127.0.0.1:{port}/v1/runtime/", timeout=30.0, trust_env=False)
+        from flwr.supercore.interceptors import SuperExecAuthHttpInterceptor
+
+        self._address = f"http://127.0.0.1:{port}"
+        signed = ["/flwr.proto.Runtime/AcquireTask"]
+        self._tasks = self._line(SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=signed))
+
+    def _line(self, credentials: Any) -> Any:
+        """A client of the SuperNode's interface for workers, which uses no proxy and follows no redirects."""
+        import httpx
+        from flwr.supercore.runtime import RuntimeHttpClient
+
+        made = RuntimeHttpClient(self._address, interceptors=[credentials])
+        made._client = httpx.Client(timeout=30.0, trust_env=False)
+        return made
 
     def close(self) -> None:
         """Close the connection to the SuperNode."""
-        self._line.close()
+        self._tasks.close()
 
     def serve_one(self, answer: Callable[[bytes], bytes], wait: float) -> bool:
         """Answer one message if there is one, else wait so many seconds; whether there was one."""
-        task, token = self._take()
+        from flwr.proto.runtime_pb2 import PushTaskOutputRequest
+        from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor
+        from flwr.supernode.runtime.run_clientapp import push_message
+
+        kind, token = self._take()
         if not token:
             time.sleep(wait)
             return False
         try:
-            with self._alive(token):
-                message, content = self._message(token)
-                self._push(token, message, self._reply(task, message, content, answer))
+            with self._line(RuntimeTokenHttpInterceptor(token)) as line, _alive(line):
+                message, content = _pull(line)
+                whose = SimpleNamespace(node_id=0, run_id=message.metadata.run_id)
+                push_message(line, _reply(kind, message, content, answer), whose)
+                # The task ends as stopped, for no app was run.
+                line.PushTaskOutput(PushTaskOutputRequest(sub_status="stopped", details="answered without an app"))
         except Lost:
             raise
         except Exception as error:  # no answer left: the SuperNode would wait for one for ever
             raise Lost(f"a message was lost on its way ({type(error).__name__}: {error})") from error
         return True
 
-    def _reply(self, task: Any, message: Any, content: Any, answer: Callable[[bytes], bytes]) -> Any:
-        """The answer to a message: a packet's from ``answer``, an error to everything else."""
-        from flwr.app import Error, Message
-        from flwr.common.constant import ErrorCode
-
-        asked = (task.type, message.metadata.message_type)
-        try:
-            if asked != ANSWERED:
-                raise BadInput(f"no app runs here, and {asked[1]!r} for {asked[0]!r} is nothing that this site answers")
-            packet = from_records(content)
-        except BadInput as error:
-            log.warning("refused what came in Flower's run %s: %s", message.metadata.run_id, error)
-            return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, f"refused: {error}"), reply_to=message)
-        return Message(to_records(answer(packet)), reply_to=message)
-
-    def _take(self) -> tuple[Any, str]:
-        """A task that waits, of whatever kind, and the token that it is worked on with; none while nobody listens."""
+    def _take(self) -> tuple[str, str]:
+        """The kind of a task that waits, of all kinds, and the token that it is worked on with; none without one."""
         import httpx
-        from flwr.proto.runtime_pb2 import AcquireTaskRequest, AcquireTaskResponse
-        from flwr.supercore.auth import create_superexec_auth_metadata
+        from flwr.proto.runtime_pb2 import AcquireTaskRequest
+        from flwr.supercore.constant import TaskType
 
-        request = AcquireTaskRequest(supported_task_types=self.kinds)
-        signed = create_superexec_auth_metadata(auth_secret=self._secret, method=SECRET, request=request)
         try:
-            found = self._call("acquire-task", request, AcquireTaskResponse, dict(signed))
+            found = self._tasks.AcquireTask(AcquireTaskRequest(supported_task_types=[str(one) for one in TaskType]))
         except httpx.TransportError:  # it starts, or has ended: whoever looks after it knows
-            return None, ""
+            return "", ""
         except httpx.HTTPError as error:
             raise Lost(f"the SuperNode gives no tasks: {error}") from error
-        return found.task, str(found.token)
-
-    def _message(self, token: str) -> tuple[Any, Any]:
-        """The message of a task, and its content; None where that is nothing Flower knows."""
-        from flwr.common.serde import message_from_proto
-        from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, ConfirmMessageReceivedResponse
-        from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PullAppMessagesResponse
-        from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
-        from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents, pull_objects
-
-        until = time.monotonic() + FIRST
-        while not (
-            found := self._work(token, "pull-messages", PullAppMessagesRequest(), PullAppMessagesResponse)
-        ).messages_list:
-            if time.monotonic() > until:
-                raise Lost("a task came without a message")
-            time.sleep(0.02)
-        message, tree = message_from_proto(found.messages_list[0]), found.message_object_trees[0]
-        ids = [one.object_id for one in iterate_object_tree(tree)]
-        contents = pull_objects(
-            list(dict.fromkeys(ids)), lambda one: self._object(token, one), initial_backoff=0.05, backoff_cap=1.0
-        )
-        request = ConfirmMessageReceivedRequest(message_object_id=tree.object_id)
-        self._work(token, "confirm-message-received", request, ConfirmMessageReceivedResponse)
-        try:
-            whole: Any = inflate_object_from_contents(tree.object_id, contents)
-            return message, whole.content
-        except Exception:  # somebody else wrote it, and it is answered with an error
-            return message, None
-
-    def _object(self, token: str, name: str) -> bytes:
-        from flwr.proto.message_pb2 import PullObjectRequest, PullObjectResponse
-        from flwr.supercore.inflatable.inflatable_utils import ObjectUnavailableError
-
-        found = self._work(token, "pull-object", PullObjectRequest(object_id=name), PullObjectResponse)
-        if not found.object_found:
-            raise Lost("a part of a message is missing")
-        if not found.object_available:
-            raise ObjectUnavailableError(name)
-        return bytes(found.object_content)
-
-    def _push(self, token: str, message: Any, reply: Any) -> None:
-        """Hand the reply to the SuperNode and end the task: as stopped, for no app was run."""
-        from flwr.app.message import remove_content_from_message
-        from flwr.common.serde import message_to_proto
-        from flwr.proto.message_pb2 import PushObjectRequest, PushObjectResponse
-        from flwr.proto.runtime_pb2 import (
-            PushAppMessagesRequest,
-            PushAppMessagesResponse,
-            PushTaskOutputRequest,
-            PushTaskOutputResponse,
-        )
-        from flwr.supercore.inflatable.inflatable_object import (
-            get_all_nested_objects,
-            get_object_tree,
-            no_object_id_recompute,
-        )
-
-        reply.metadata.__dict__["_message_id"] = reply.object_id
-        with no_object_id_recompute():
-            bare, tree = message_to_proto(remove_content_from_message(reply)), get_object_tree(reply)
-            request = PushAppMessagesRequest(messages_list=[bare], message_object_trees=[tree])
-            taken = self._work(token, "push-messages", request, PushAppMessagesResponse)
-            for name, part in get_all_nested_objects(reply).items():
-                if name not in taken.objects_to_push:
-                    continue
-                about = {"run_id": message.metadata.run_id, "session_id": taken.session_id}
-                sent = PushObjectRequest(object_id=name, object_content=part.deflate(), **about)
-                if not self._work(token, "push-object", sent, PushObjectResponse).stored:
-                    raise Lost("the SuperNode did not take a reply")
-        ended = PushTaskOutputRequest(sub_status="stopped", details="answered without an app")
-        self._work(token, "push-task-output", ended, PushTaskOutputResponse)
-
-    @contextlib.contextmanager
-    def _alive(self, token: str) -> Iterator[None]:
-        """Signs of life while a task is worked on; a turn may take hours."""
-        from flwr.proto.runtime_pb2 import SendTaskHeartbeatRequest, SendTaskHeartbeatResponse
-
-        over = threading.Event()
-
-        def beat() -> None:
-            while not over.wait(BEAT):
-                with contextlib.suppress(Exception):  # a SuperNode that is away is noticed when the reply is pushed
-                    self._work(token, "send-task-heartbeat", SendTaskHeartbeatRequest(), SendTaskHeartbeatResponse)
-
-        thread = threading.Thread(target=beat, daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            over.set()
-            thread.join()
-
-    def _work(self, token: str, what: str, request: Any, kind: Any) -> Any:
-        """A call about the task of this token."""
-        import httpx
-        from flwr.supercore.constant import TASK_TOKEN_HEADER
-
-        try:
-            return self._call(what, request, kind, {TASK_TOKEN_HEADER: token})
-        except httpx.HTTPError as error:
-            raise Lost(f"the SuperNode did not answer {what!r}: {error}") from error
-
-    def _call(self, what: str, request: Any, kind: Any, headers: dict[str, str]) -> Any:
-        from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
-
-        headers = {"content-type": PROTOBUF_MEDIA_TYPE, "accept": PROTOBUF_MEDIA_TYPE, **headers}
-        came = self._line.post(what, content=request.SerializeToString(deterministic=True), headers=headers)
-        came.raise_for_status()
-        return kind.FromString(came.content)
+        return found.task.type, found.token
 
 
-class Clock:
-    """The module ``time``, with shorter sleeps."""
+def _pull(line: Any) -> tuple[Any, Any]:
+    """The message of a task, and its content; None where that is nothing Flower knows."""
+    from flwr.common.serde import message_from_proto
+    from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
+    from flwr.proto.node_pb2 import Node
+    from flwr.proto.runtime_pb2 import PullAppMessagesRequest
+    from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+    from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
+    from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents, pull_objects
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(time, name)
+    until = time.monotonic() + FIRST
+    while not (found := line.PullMessages(PullAppMessagesRequest())).messages_list:
+        if time.monotonic() > until:
+            raise Lost("a task came without a message")
+        time.sleep(0.02)
+    message, tree = message_from_proto(found.messages_list[0]), found.message_object_trees[0]
+    ids = list(dict.fromkeys(one.object_id for one in iterate_object_tree(tree)))
+    part = make_pull_object_fn_protobuf(line.PullObject, Node(), message.metadata.run_id)
+    contents = pull_objects(ids, part, initial_backoff=0.05, backoff_cap=1.0)
+    line.ConfirmMessageReceived(ConfirmMessageReceivedRequest(message_object_id=tree.object_id))
+    try:
+        whole: Any = inflate_object_from_contents(tree.object_id, contents)
+        return message, whole.content
+    except Exception:  # somebody else wrote it, and it is answered with an error
+        return message, None
 
-    def sleep(self, seconds: float) -> None:
-        """Sleep, but not long."""
-        time.sleep(min(seconds, LOOK))
+
+@contextlib.contextmanager
+def _alive(line: Any) -> Iterator[None]:
+    """Signs of life while a task is worked on; a turn may take hours."""
+    from flwr.proto.runtime_pb2 import SendTaskHeartbeatRequest
+
+    over = threading.Event()
+
+    def beat() -> None:
+        while not over.wait(BEAT):
+            with contextlib.suppress(Exception):  # a SuperNode that is away is noticed when the reply is pushed
+                line.SendTaskHeartbeat(SendTaskHeartbeatRequest())
+
+    thread = threading.Thread(target=beat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _reply(kind: str, message: Any, content: Any, answer: Callable[[bytes], bytes]) -> Any:
+    """The answer to a message of a task of this kind: a packet's from ``answer``, an error to everything else."""
+    from flwr.app import Error, Message
+    from flwr.common.constant import ErrorCode
+
+    from sordino.engine.federation.wire import from_records, to_records  # here: the SuperNode needs no torch
+
+    asked = (kind, message.metadata.message_type)
+    try:
+        if asked != ANSWERED:
+            raise BadInput(f"no app runs here, and {asked[1]!r} for {asked[0]!r} is nothing that this site answers")
+        packet = from_records(content)
+    except BadInput as error:
+        log.warning("refused what came in Flower's run %s: %s", message.metadata.run_id, error)
+        return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, f"refused: {error}"), reply_to=message)
+    return Message(to_records(answer(packet)), reply_to=message)
 
 
 def carry_only(loop: Any) -> None:
@@ -272,7 +208,7 @@ def carry_only(loop: Any) -> None:
     ProtobufClient.__init__ = without_detours
     loop._init_connection, loop._pull_and_store_message = without_apps, one_message
     loop.get_fused_config_from_fab = lambda bundle, run: {}
-    loop.time = Clock()
+    loop.time = SimpleNamespace(**{**vars(time), "sleep": lambda seconds: time.sleep(min(seconds, LOOK))})
 
 
 def start_nothing(event: str, arguments: tuple[Any, ...]) -> None:
