@@ -101,7 +101,7 @@ def plan(
     elif not html:
         out_console.print(view)
     if html:
-        from sordino.study.report.planned import write_plan
+        from sordino.study.report.plan import write_plan
 
         console = err_console if as_json else out_console
         console.print(f"plan: {write_plan(view, html, read.study.name)}", highlight=False)

@@ -15,7 +15,7 @@ import report_browser as browsing
 import sordino as sd
 from sordino.study.choice import describe_choice
 from sordino.study.explore import explore
-from sordino.study.report.planned import render_plan, write_plan
+from sordino.study.report.plan import render_plan, write_plan
 
 EVIL = "<img src=x onerror=alert(1)></script><b>"
 EPSILONS = [0.4, 1.0, 2.0, 4.0, 8.0, 1.5]

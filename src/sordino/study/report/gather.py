@@ -14,9 +14,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from sordino.errors import BadInput
-from sordino.study.report.numbers import Spread, finite, finites, short, spread, thin
+from sordino.study.report.numbers import SeedMean, finite, finites, short, spread, thin
 
-SCHEMA = 1
+SCHEMAS = (1, 2)
+"""Schemas of results that the report reads; the second only adds keys, which it does not need."""
+
+COLOURS = 8
+"""Colours of the palette in page.css; a ninth method takes the first colour again with a dashed line."""
+
+SYMBOLS = ("circle", "diamond", "square", "triangle-up", "cross", "x", "triangle-down", "star")
 TELEMETRY = ("iterations", "residual", "unsettled", "rounds", "spread_error")
 """Diagnostics that say how a computation went rather than what it found."""
 
@@ -52,8 +58,8 @@ class Client:
 
 
 @dataclass(frozen=True)
-class Run:
-    """One result: a method, a seed, its rounds and its clients."""
+class SeedRun:
+    """One result: a run of a method with one seed, its rounds and its clients."""
 
     seed: Any
     private: bool
@@ -79,14 +85,29 @@ class Group:
 
     label: str
     index: int
-    runs: tuple[Run, ...]
+    runs: tuple[SeedRun, ...]
+
+    @property
+    def colour(self) -> int:
+        """Which colour of the palette stands for the method, everywhere on the page."""
+        return self.index % COLOURS
+
+    @property
+    def symbol(self) -> str:
+        """The shape of the method's points, as plotly names it."""
+        return SYMBOLS[self.index % len(SYMBOLS)]
+
+    @property
+    def clients(self) -> list[tuple[Client, SeedRun]]:
+        """The clients of all seeds, each with the run that it took part in."""
+        return [(client, run) for run in self.runs for client in run.clients]
 
     @property
     def private(self) -> bool:
         """Whether every run of the group is private."""
         return all(run.private for run in self.runs)
 
-    def over_seeds(self, key: str) -> Spread | None:
+    def over_seeds(self, key: str) -> SeedMean | None:
         """A final metric as mean and deviation over the seeds."""
         return spread(run.at_end(key) for run in self.runs)
 
@@ -108,7 +129,7 @@ def grouped(results: Sequence[Result]) -> list[Group]:
     """
     if not results:
         raise BadInput("there is no result to report: pass at least one result.json")
-    buckets: dict[tuple[str, str, int], list[tuple[Run, dict[str, str]]]] = defaultdict(list)
+    buckets: dict[tuple[str, str, int], list[tuple[SeedRun, dict[str, str]]]] = defaultdict(list)
     copies: Counter[tuple[str, str, str]] = Counter()
     for place, result in enumerate(results):
         _check(result, place)
@@ -164,28 +185,25 @@ def diagnostics(groups: Sequence[Group]) -> list[str]:
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """A nested mapping as dotted keys with values written as JSON."""
+    """A nested mapping as dotted keys with values written as JSON; the numbers of a list are shortened."""
     leaves: dict[str, str] = {}
     for key, value in tree.items():
         if isinstance(value, Mapping):
             leaves.update(flat(value, f"{prefix}{key}."))
         else:
-            listed = [_rounded(one) for one in value] if isinstance(value, list | tuple) else value
-            leaves[f"{prefix}{key}"] = json.dumps(listed, default=str, ensure_ascii=False)
+            listed = isinstance(value, list | tuple)
+            told = [short(one) if isinstance(one, float) else one for one in value] if listed else value
+            leaves[f"{prefix}{key}"] = json.dumps(told, default=str, ensure_ascii=False)
     return leaves
-
-
-def _rounded(value: Any) -> Any:
-    return short(value) if isinstance(value, float) else value
 
 
 def _check(result: Any, place: int) -> None:
     if not isinstance(result, Mapping) or not isinstance(result.get("method"), str):
         raise BadInput(f"result {place + 1} is not a sordino result: it names no method; pass the dict of result.json")
-    schema = result.get("schema", SCHEMA)
-    if schema != SCHEMA:
+    schema = result.get("schema", SCHEMAS[0])
+    if schema not in SCHEMAS:
         raise BadInput(
-            f"result {place + 1} has schema {schema!r}, this version reads schema {SCHEMA}: "
+            f"result {place + 1} has schema {schema!r}, this version reads schemas {' and '.join(map(str, SCHEMAS))}: "
             "use the version of sordino that wrote it"
         )
 
@@ -213,9 +231,9 @@ def _labels(entries: Sequence[tuple[str, int, dict[str, str]]]) -> list[str]:
     return labels
 
 
-def _run(result: Result) -> Run:
+def _run(result: Result) -> SeedRun:
     rounds = tuple(row for row in result.get("rounds") or () if isinstance(row, Mapping))
-    return Run(
+    return SeedRun(
         seed=result.get("seed"),
         private=result.get("private") is True,
         simulated=result.get("simulated") is not False,
@@ -229,56 +247,52 @@ def _run(result: Result) -> Run:
 
 
 def _clients(result: Result, rounds: Sequence[Mapping[str, Any]]) -> tuple[Client, ...]:
-    entries = result.get("privacy") or []
+    entries = list(result.get("privacy") or [])
     accuracies = list((result.get("final") or {}).get("client_accuracy") or [])
     names = [str(entry.get("client", place)) for place, entry in enumerate(entries)]
     names += [f"client {place}" for place in range(len(names), len(accuracies))]
-    takes, weights = _contributions(rounds, names)
-    declared = _mean_weights(rounds, names, ("declared_weights",))
-    optimum = _mean_weights(rounds, names, ("observer", "optimum_weights"))
-    sizes, budgets = _sizes(result, names), _of_study(result, "budgets", names)
-    clients = []
-    for place, name in enumerate(names):
-        entry = entries[place] if place < len(entries) else {}
-        clients.append(
-            Client(
-                name=name,
-                declared=finite(entry.get("epsilon")) or budgets[place],
-                epsilon=_epsilon(entry, "epsilon"),
-                delta=finite(entry.get("delta")),
-                spent=_epsilon(entry, "spent_epsilon" if "spent_epsilon" in entry else "run_epsilon"),
-                run=_epsilon(entry, "run_epsilon"),
-                replace_one=finite(entry.get("replace_one_epsilon")),
-                adjacency=str(entry.get("adjacency") or ""),
-                sampling=str(entry.get("sampling") or ""),
-                accountant=str(entry.get("accountant") or ""),
-                releases=tuple(entry.get("releases") or ()),
-                size=sizes[place],
-                accuracy=finite(accuracies[place]) if place < len(accuracies) else None,
-                participation=None if takes is None else takes[name] / len(rounds),
-                weight=weights.get(name),
-                declared_weight=declared.get(name),
-                optimum=optimum.get(name),
-                ends=_epsilon(entry, "budget_ends"),
-            )
+    entries += [{}] * (len(names) - len(entries))
+    accuracies += [None] * (len(names) - len(accuracies))
+    sizes = [finite(entry.get("n", entry.get("records"))) for entry in entries]
+    if all(size is None for size in sizes):
+        sizes = _of_study(result, "sizes", names)
+    budgets = _of_study(result, "budgets", names)
+    aliases = _aliases(names)
+    takes = _takes(rounds, aliases)
+    weights = _mean_weights(rounds, aliases, "weights")
+    declared = _mean_weights(rounds, aliases, "declared_weights")
+    optimum = _mean_weights(rounds, aliases, "observer", "optimum_weights")
+    return tuple(
+        Client(
+            name=name,
+            declared=finite(entry.get("epsilon")) or budgets[place],
+            epsilon=_or_infinite(entry, "epsilon"),
+            delta=finite(entry.get("delta")),
+            spent=_or_infinite(entry, "spent_epsilon" if "spent_epsilon" in entry else "run_epsilon"),
+            run=_or_infinite(entry, "run_epsilon"),
+            replace_one=finite(entry.get("replace_one_epsilon")),
+            adjacency=str(entry.get("adjacency") or ""),
+            sampling=str(entry.get("sampling") or ""),
+            accountant=str(entry.get("accountant") or ""),
+            releases=tuple(entry.get("releases") or ()),
+            size=sizes[place],
+            accuracy=finite(accuracies[place]),
+            participation=None if takes is None else takes[name] / len(rounds),
+            weight=weights.get(name),
+            declared_weight=declared.get(name),
+            optimum=optimum.get(name),
+            ends=_or_infinite(entry, "budget_ends"),
         )
-    return tuple(clients)
+        for place, (name, entry) in enumerate(zip(names, entries, strict=True))
+    )
 
 
-def _epsilon(entry: Mapping[str, Any], key: str) -> float | None:
-    """None when the result does not say; ∞ for null, which is how JSON writes it. Also for the end of a budget."""
+def _or_infinite(entry: Mapping[str, Any], key: str) -> float | None:
+    """An ε or the end of a budget: None when the result does not say, ∞ for null, which is how JSON writes it."""
     if key not in entry:
         return None
     number = finite(entry[key])
     return math.inf if number is None else number
-
-
-def _sizes(result: Result, names: Sequence[str]) -> list[float | None]:
-    """Records per client: from the privacy entries, or from the study."""
-    found = [finite(entry.get("n", entry.get("records"))) for entry in result.get("privacy") or []]
-    if any(size is not None for size in found):
-        return found + [None] * (len(names) - len(found))
-    return _of_study(result, "sizes", names)
 
 
 def _of_study(result: Result, key: str, names: Sequence[str]) -> list[float | None]:
@@ -291,24 +305,20 @@ def _of_study(result: Result, key: str, names: Sequence[str]) -> list[float | No
     return [None] * len(names)
 
 
-def _contributions(
-    rounds: Sequence[Mapping[str, Any]], names: Sequence[str]
-) -> tuple[Counter[str] | None, dict[str, float]]:
-    """How often each client took part (a virtual copy counts), and its mean weight in the rounds that weighed it."""
+def _takes(rounds: Sequence[Mapping[str, Any]], aliases: Mapping[Any, str]) -> Counter[str] | None:
+    """How often each client took part (a virtual copy counts); None where no round tells who did."""
     takes: Counter[str] = Counter()
     told = False
-    aliases = _aliases(names)
     for row in rounds:
-        weighed = row.get("weights") or {}
-        participants = row.get("participants")
-        told = told or participants is not None or bool(weighed)
-        takes.update(aliases.get(one, str(one)) for one in (weighed if participants is None else participants))
-    return (takes if told else None), _mean_weights(rounds, names, ("weights",))
+        present = row.get("participants")
+        present = (row.get("weights") or None) if present is None else present
+        told = told or present is not None
+        takes.update(aliases.get(one, str(one)) for one in present or ())
+    return takes if told else None
 
 
-def _mean_weights(rounds: Sequence[Mapping[str, Any]], names: Sequence[str], path: Sequence[str]) -> dict[str, float]:
+def _mean_weights(rounds: Sequence[Mapping[str, Any]], aliases: Mapping[Any, str], *path: str) -> dict[str, float]:
     """By client: the mean of what the rounds tell under ``path``, over the rounds that tell it."""
-    aliases = _aliases(names)
     found: dict[str, list[float]] = defaultdict(list)
     for row in rounds:
         for key, value in (dig(row, path) or {}).items():

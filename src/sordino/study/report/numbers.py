@@ -17,12 +17,11 @@ MAX_POINTS = 200
 
 
 @dataclass(frozen=True)
-class Spread:
-    """A mean over seeds with its sample standard deviation (None when one seed gives no spread)."""
+class SeedMean:
+    """A mean over seeds with its sample standard deviation (None when there is one seed only)."""
 
     mean: float
     deviation: float | None
-    count: int
 
 
 def finite(value: Any) -> float | None:
@@ -37,13 +36,13 @@ def finites(values: Iterable[Any]) -> list[float]:
     return [number for number in map(finite, values) if number is not None]
 
 
-def spread(values: Iterable[Any]) -> Spread | None:
+def spread(values: Iterable[Any]) -> SeedMean | None:
     """Mean and sample standard deviation (n − 1 in the divisor) of the finite values; None when there are none."""
     kept = finites(values)
     if not kept:
         return None
     deviation = statistics.stdev(kept) if len(kept) > 1 else None
-    return Spread(statistics.fmean(kept), deviation, len(kept))
+    return SeedMean(statistics.fmean(kept), deviation)
 
 
 def short(value: float | None, digits: int = 5) -> float | int | None:
@@ -100,17 +99,13 @@ def percent(value: float | None, decimals: int = 1) -> str:
     return MISSING if value is None else f"{100 * value:.{decimals}f} %".replace("-", "−")
 
 
-def plus_minus(value: Spread | None, as_percent: bool = False) -> str:
+def plus_minus(value: SeedMean | None, as_percent: bool = False) -> str:
     """``mean ± deviation``, with as many decimals as the deviation supports; the mean alone for one seed."""
     if value is None:
         return MISSING
-    if as_percent:
-        mean, unit = f"{100 * value.mean:.1f}", " %"
-        deviation = None if value.deviation is None else f"{100 * value.deviation:.1f}"
-    else:
-        mean, unit = plain(value.mean), ""
-        deviation = None if value.deviation is None else plain(value.deviation, 2)
-    return f"{mean}{unit}" if deviation is None else f"{mean} ± {deviation}{unit}"
+    form = (lambda number, _: f"{100 * number:.1f}") if as_percent else plain
+    deviation = "" if value.deviation is None else f" ± {form(value.deviation, 2)}"
+    return f"{form(value.mean, 3)}{deviation}{' %' if as_percent else ''}"
 
 
 def duration(seconds: float | None) -> str:

@@ -1,8 +1,7 @@
 // The report of finished runs; follows common.js.
   const off = new Set();
   hidden = (trace) => off.has(trace.legendgroup);
-  const whole = (text) => text.replace(/[\ue000-\ue0ff]/g, (sign) => data.clients.phrases[sign] ?? sign);
-  data.clients.texts = data.clients.texts.map(whole);
+  const stated = (entry) => entry[9].map((place) => data.clients.texts[place]).join("");
   // ---- switches of the methods: one state for all charts ---------------------------------------------------------
   function legends() {
     for (const box of document.querySelectorAll(".legend")) {
@@ -20,11 +19,7 @@
     }
   }
 
-  function mark(index) {
-    const template = document.createElement("template");
-    template.innerHTML = data.marks[index % data.marks.length];
-    return template.content;
-  }
+  const mark = (index) => document.getElementById("marks").content.children[index].cloneNode(true);
 
   function toggle(method) {
     if (!off.delete(method)) off.add(method);
@@ -139,7 +134,7 @@
     const standing = data.clients.texts[entry[8]];
     const calm = standing === "within budget" || standing === "public data";
     statement.classList.toggle("bad", !calm);
-    statement.replaceChildren(make("p", {}, data.clients.texts[entry[9]]));
+    statement.replaceChildren(make("p", {}, stated(entry)));
     if (lead && calm) statement.prepend(make("p", { class: "lead" }, lead));
     for (const row of clients.tBodies[0].rows) {
       if (row.dataset.client === entry[0]) row.setAttribute("aria-current", "true");
@@ -152,7 +147,7 @@
     const sheet = data.clients.sheets[chooser.value];
     clients.tBodies[0].replaceChildren(...sheet.rows.map(clientRow));
     const list = document.querySelector("#statements ul");
-    list.replaceChildren(...sheet.rows.map((entry) => make("li", {}, data.clients.texts[entry[9]])));
+    list.replaceChildren(...sheet.rows.map((entry) => make("li", {}, stated(entry))));
     const sorted = clients.querySelector("th[aria-sort]");
     if (sorted) sortBy(clients, sorted.cellIndex, sorted.getAttribute("aria-sort"));
     const first = sheet.rows.find((entry) => entry[0] === sheet.first);
