@@ -16,21 +16,9 @@ import pyarrow.parquet
 
 from sordino.engine.checkpoint import write_atomic
 from sordino.study.sweep import Finished
+from sordino.study.track import METRICS
 
-FINAL = (
-    "accuracy",
-    "loss",
-    "psi",
-    "worst_accuracy",
-    "worst_decile",
-    "best_decile",
-    "accuracy_variance",
-    "central_accuracy",
-    "central_loss",
-    "train_loss",
-    "train_psi",
-)
-ROUND = FINAL[:9]
+FINAL = (*METRICS, "train_loss", "train_psi")
 SPENT = ("min", "median", "max")
 
 
@@ -70,7 +58,7 @@ def rounds_table(runs: Sequence[Finished]) -> pa.Table:
                     "method": (run.result or {})["method"],
                     "seed": run.point.study.study.seed,
                     "round": record["round"],
-                    **{key: record.get(key) for key in ROUND},
+                    **{key: record.get(key) for key in METRICS},
                     **{f"spent_epsilon_{key}": spent.get(key) for key in SPENT},
                     "participants": len(record["participants"]),
                     "clip": record.get("clip"),

@@ -10,14 +10,18 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+from rich.box import SIMPLE_HEAD
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
+from rich.text import Text
 
 from sordino.client.gradients import LayerPlan
 from sordino.data.federation import LARGE
 from sordino.methods import Plan
-from sordino.study.choice import describe_choice, last_turns, show_choice
+from sordino.study.explore import describe_choice, last_turns
 
+SHADES = ".:-=+*#%@"
 SHOWN = 30
 """Clients listed in the terminal."""
 
@@ -165,10 +169,51 @@ class PlanView:
             f"{self.gradients:,.0f} per-record gradients of {self.dimension:,} parameters"
         )
         found = describe_choice(plan, self.dimension, self.seed)
-        yield from show_choice(plan, found) if found else ()
+        yield from _choice(plan, found) if found else ()
         ways = {f"{layer.kind}: {layer.method}" for layer in self.layers}
         yield f"gradient engine: {', '.join(sorted(ways))}"
         for warning in self.warnings[:12]:
             yield f"[yellow]warning[/yellow] {warning}"
         if len(self.warnings) > 12:
             yield f"[yellow]…and {len(self.warnings) - 12} more warnings[/yellow]"
+
+
+def _choice(plan: Plan, found: dict[str, Any]) -> list[Table | Text | str]:
+    """The same for the terminal: a scatter of p against size and ε (Figure 3 of the paper), and the ranking."""
+    ratio = math.sqrt(found["noise_unbiased"] / found["noise"]) if found["noise"] > 0 else math.inf
+    lines: list[Table | Text | str] = [
+        f"[bold]selection[/bold] {found['rule']}: ‖p−u‖₁ = {found['distance']:.3f}; the noise on the aggregate is "
+        f"{ratio:.2f} times smaller (deviation) than with p = u"
+    ]
+    epsilons = np.array([c.budget.epsilon for c in plan.clients])
+    finite = np.isfinite(epsilons)
+    if finite.any():
+        chance = np.array(found["probabilities"]) / np.array(found["unbiased"])
+        lines.append(_scatter(epsilons[finite], plan.population.sizes[finite], chance[finite]))
+    table = Table(title="rules by the bound of Theorem 2 (before training)", box=SIMPLE_HEAD, header_style="bold")
+    for column in ("rule", "bound", "bias ‖q−u‖₁", "noise variance"):
+        table.add_column(column, justify="left" if column == "rule" else "right")
+    for row in found["ranking"]:
+        table.add_row(row["rule"], f"{row['bound']:.3g}", f"{row['bias']:.3f}", f"{row['noise']:.3g}")
+    return [*lines, table]
+
+
+def _scatter(x: NDArray[np.float64], y: NDArray[np.int64], value: NDArray[np.float64]) -> Text:
+    """Clients as characters, darker where p/u is larger: ε to the right, records upwards."""
+    width, height = 60, 12
+    grid = [[" "] * width for _ in range(height)]
+    columns = _place(x.astype(np.float64), width)
+    rows = height - 1 - _place(y.astype(np.float64), height)
+    shade = _place(np.log(np.maximum(value, 1e-6)), len(SHADES))
+    for order in np.argsort(value):
+        grid[rows[order]][columns[order]] = SHADES[shade[order]]
+    body = "\n".join("  │" + "".join(row) for row in grid)
+    low, high = value.min(), value.max()
+    legend = f"  └{'─' * width} ε {x.min():.2g} … {x.max():.2g}\n  records {y.min()} … {y.max()} upwards; "
+    return Text(f"{body}\n{legend}{SHADES[0]} p = {low:.2g}·u … {SHADES[-1]} p = {high:.2g}·u")
+
+
+def _place(values: NDArray[np.float64], cells: int) -> NDArray[np.int64]:
+    span = values.max() - values.min()
+    share = (values - values.min()) / span if span > 0 else np.full(len(values), 0.5)
+    return np.minimum((share * cells).astype(np.int64), cells - 1)

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from sordino.study.choice import describe_choice
-from sordino.study.explore import EXPLORED, POINTS, explore
+from sordino.study.explore import EXPLORED, POINTS, describe_choice, explore
 from sordino.study.report.figures import Chart, axis_type, places, safe
 from sordino.study.report.numbers import as_epsilon, plain, short, span
 from sordino.study.report.page import filled, write_page
