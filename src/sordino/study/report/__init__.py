@@ -58,6 +58,7 @@ def render(results: Sequence[Result], title: str | None = None) -> str:
         versions=tables.versions(groups),
         settings=tables.settings(groups),
         charts=charts,
+        drawing=bool(charts),
         data={
             "methods": [{"label": group.label, "index": group.index} for group in groups],
             "charts": [chart.data for chart in charts],

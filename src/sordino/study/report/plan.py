@@ -32,10 +32,10 @@ def render_plan(view: PlanView, name: str | None = None) -> str:
     screen. Everything comes from public facts: sizes, budgets and settings.
     """
     method = view.plan.method
-    found = explore(view.plan, view.dimension, view.seed) if method.private else {"clients": []}
-    movable = [one["noises"] is not None for one in found["clients"]] or [False] * len(view.clients)
+    found = _explorer(view) if method.private else None
+    able = [one["noises"] is not None for one in found["clients"]] if found else [False] * len(view.clients)
     drawn = describe_choice(view.plan, view.dimension, view.seed)
-    charts = (_explorer_charts(found) if any(movable) else []) + ([_chances(view, drawn)] if drawn else [])
+    charts = [_chances(view, drawn)] if drawn else []
     return filled(
         "plan.html",
         title=f"{name}: {method.name}" if name else method.name,
@@ -43,22 +43,33 @@ def render_plan(view: PlanView, name: str | None = None) -> str:
         summary=method.summary or "A method of your own.",
         key_figures=_key_figures(view),
         warnings=view.warnings,
-        explorer={**found, "points": POINTS} if any(movable) else None,
+        explorer=found,
+        points=POINTS,
         adaptive=view.plan.schedule.caps is not None,
-        thinned=EXPLORED if sum(movable) == EXPLORED < len(movable) else None,
-        clients=[{**one, "movable": able} for one, able in zip(view.clients, movable, strict=True)],
+        thinned=EXPLORED if sum(able) == EXPLORED < len(able) else None,
+        clients=[{**client, "movable": movable} for client, movable in zip(view.clients, able, strict=True)],
         private=method.private,
         drawn=drawn,
         made=_parts(view),
         charts=charts,
+        drawing=bool(charts or found),
         data=_finite(
             {
                 "charts": [chart.data for chart in charts],
-                "explore": found if any(movable) else None,
+                "explore": found,
                 "names": [safe(client.name) for client in view.plan.clients],
             }
         ),
     )
+
+
+def _explorer(view: PlanView) -> dict[str, Any] | None:
+    """What another ε would do, and the clients' places along an axis, strictest first; None where nobody can move."""
+    found = explore(view.plan, view.dimension, view.seed)
+    clients = found["clients"]
+    order = sorted(range(len(clients)), key=lambda place: clients[place]["epsilon"] or math.inf)
+    axis = places([clients[place]["name"] for place in order])
+    return {**found, "order": order, "axis": axis} if any(client["noises"] for client in clients) else None
 
 
 def _verdict(view: PlanView) -> Panel:
@@ -105,58 +116,6 @@ def _parts(view: PlanView) -> dict[str, Any]:
     return {**view.plan.method.describe(), **settings, "gradient engine": ", ".join(ways)}
 
 
-def _explorer_charts(found: dict[str, Any]) -> list[Chart]:
-    """Frames of the explorer's charts: the page draws what is in them."""
-
-    def frame(id_: str, title: str, note: str, summary: str, y: dict[str, Any]) -> Chart:
-        layout = {"hovermode": "closest", "lead": "Series"}
-        return Chart(id_, "explorer", title, note, summary, [], {"title": "the client's ε", "type": "log"}, y, layout)
-
-    what = "step" if found["drawn"] else "round's combined update"
-    charts = [
-        frame(
-            "noise",
-            "Its noise",
-            "The noise multiplier z that a budget needs. Diamond: the chosen ε; circle: as planned.",
-            "Noise multiplier of the chosen client against its budget, falling from strict to loose budgets.",
-            {"title": "noise multiplier z", "type": "log"},
-        ),
-        frame(
-            "aggregate",
-            "The aggregate's noise",
-            f"Deviation of the noise on one coordinate of a {what}, when only this client's ε changes.",
-            "Noise on the aggregate against the chosen client's budget, for each way to weigh updates.",
-            {"title": "deviation of a coordinate", "type": "log"},
-        ),
-        frame(
-            "bound",
-            "The expected bound",
-            "What noise and bias leave of the convergence bound; lower is better. Compare, do not read as accuracy.",
-            "Convergence bound against the chosen client's budget.",
-            {"title": "bound (Theorem 2)"},
-        ),
-    ]
-    if found["drawn"]:
-        told = "Probability of drawing the chosen client against its budget."
-        note = "How likely each draw of a round is to fall on this client."
-        return [*charts, frame("chance", "Its participation", note, told, {"title": "chance per draw"})]
-    clients = found["clients"]
-    order = sorted(range(len(clients)), key=lambda place: clients[place]["epsilon"] or math.inf)
-    follows = {"size": "weights by size", "budget": "weights by ε", "least": "least-noise weights"}
-    shares = Chart(
-        "shares",
-        "explorer",
-        "Whose noise is it?",
-        f"Each client's part of the aggregate's noise ({follows[found['follows'] or 'size']}), strictest first.",
-        "Share of the aggregate's noise variance that each client brings, at the chosen budget.",
-        [],
-        places([clients[place]["name"] for place in order]),
-        {"title": "share of the noise", "tickformat": ".0%"},
-        {"hovermode": "closest", "lead": "Series", "placed": True, "order": order},
-    )
-    return [*charts, shares]
-
-
 def _chances(view: PlanView, drawn: dict[str, Any]) -> Chart:
     """Chance of being drawn over the share of the data, against ε, a point per client (Figure 3 of the paper)."""
     ratios = (np.array(drawn["probabilities"]) / np.array(drawn["unbiased"])).tolist()
@@ -175,15 +134,15 @@ def _chances(view: PlanView, drawn: dict[str, Any]) -> Chart:
         "hovertemplate": "%{text}<br>ε %{x:.3g}: %{y:.3g} times its share<extra></extra>",
     }
     return Chart(
-        "who",
-        "everyone",
-        "Chance of being drawn, over the share of the data",
-        f"A point per client, larger with more records. ‖p − u‖₁ = {plain(drawn['distance'])}.",
-        f"Chance of being drawn over the share of the data, from {plain(min(ratio))} to {plain(max(ratio))}.",
-        [trace],
-        {"title": "budget ε", "type": axis_type(epsilons)},
-        {"title": "p over u", "rangemode": "tozero"},
-        {"hovermode": "closest", "lead": "Rule", "fixed": True},
+        id="who",
+        section="everyone",
+        title="Chance of being drawn, over the share of the data",
+        note=f"A point per client, larger with more records. ‖p − u‖₁ = {plain(drawn['distance'])}.",
+        summary=f"Chance of being drawn over the share of the data, from {plain(min(ratio))} to {plain(max(ratio))}.",
+        traces=[trace],
+        x={"title": "budget ε", "type": axis_type(epsilons)},
+        y={"title": "p over u", "rangemode": "tozero"},
+        layout={"hovermode": "closest", "lead": "Rule", "fixed": True},
     )
 
 
