@@ -94,9 +94,9 @@ def as_epsilon(value: float | None) -> str:
     return plain(upward(value), 4)
 
 
-def percent(value: float | None, decimals: int = 1) -> str:
+def percent(value: float | None) -> str:
     """A share as per cent."""
-    return MISSING if value is None else f"{100 * value:.{decimals}f} %".replace("-", "−")
+    return MISSING if value is None else f"{100 * value:.1f} %".replace("-", "−")
 
 
 def plus_minus(value: SeedMean | None, as_percent: bool = False) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -15,7 +16,7 @@ from markupsafe import Markup
 from sordino._version import __version__
 from sordino.engine.checkpoint import write_atomic
 from sordino.errors import BadInput
-from sordino.study.report.numbers import MISSING, as_epsilon, duration, plain
+from sordino.study.report.numbers import MISSING, as_epsilon, duration, percent, plain, span
 
 
 def filled(template: str, **values: Any) -> str:
@@ -35,7 +36,8 @@ def _templates() -> Environment:
     # JSON inside a script element: tojson writes no "<", and a number that is not finite is an error.
     found.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "ensure_ascii": False, "allow_nan": False}
     found.globals |= {"asset": _asset, "plotly": _plotly, "missing": MISSING, "version": __version__}
-    found.filters |= {"plain": plain, "epsilon": as_epsilon, "duration": duration, "sortable": _sortable}
+    found.filters |= {"plain": plain, "epsilon": as_epsilon, "percent": percent, "duration": duration, "span": span}
+    found.filters |= {"epsilons": _epsilons, "counted": _counted, "sortable": _sortable}
     return found
 
 
@@ -49,6 +51,14 @@ def _plotly() -> Markup:
     from plotly.offline import get_plotlyjs
 
     return Markup(get_plotlyjs())
+
+
+def _epsilons(values: Sequence[float]) -> str:
+    return span(values, as_epsilon)
+
+
+def _counted(count: int, word: str) -> str:
+    return f"{count} {word}{'s' if count > 1 else ''}"
 
 
 def _sortable(value: float) -> float:

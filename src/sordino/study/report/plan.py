@@ -12,9 +12,8 @@ import numpy as np
 
 from sordino.study.explore import EXPLORED, POINTS, describe_choice, explore
 from sordino.study.report.figures import Chart, axis_type, places, safe
-from sordino.study.report.numbers import as_epsilon, plain, short, span
+from sordino.study.report.numbers import plain, short
 from sordino.study.report.page import filled, write_page
-from sordino.study.report.promises import Panel
 from sordino.study.view import PlanView
 
 
@@ -32,6 +31,7 @@ def render_plan(view: PlanView, name: str | None = None) -> str:
     screen. Everything comes from public facts: sizes, budgets and settings.
     """
     method = view.plan.method
+    bounded = [client for client in view.plan.clients if not client.budget.is_public]
     found = _explorer(view) if method.private else None
     able = [one["noises"] is not None for one in found["clients"]] if found else [False] * len(view.clients)
     drawn = describe_choice(view.plan, view.dimension, view.seed)
@@ -39,16 +39,16 @@ def render_plan(view: PlanView, name: str | None = None) -> str:
     return filled(
         "plan.html",
         title=f"{name}: {method.name}" if name else method.name,
-        panel=_verdict(view),
-        summary=method.summary or "A method of your own.",
-        key_figures=_key_figures(view),
-        warnings=view.warnings,
+        view=view,
+        method=method,
+        bounded=bounded,
+        median=statistics.median([c.budget.epsilon for c in bounded]) if bounded else None,
+        spent=[min(c.epsilon, c.budget.epsilon) for c in bounded],
+        over=sum(c.epsilon > c.budget.epsilon * (1 + 1e-9) for c in bounded),
         explorer=found,
         points=POINTS,
-        adaptive=view.plan.schedule.caps is not None,
         thinned=EXPLORED if sum(able) == EXPLORED < len(able) else None,
         clients=[{**client, "movable": movable} for client, movable in zip(view.clients, able, strict=True)],
-        private=method.private,
         drawn=drawn,
         made=_parts(view),
         charts=charts,
@@ -70,43 +70,6 @@ def _explorer(view: PlanView) -> dict[str, Any] | None:
     order = sorted(range(len(clients)), key=lambda place: clients[place]["epsilon"] or math.inf)
     axis = places([clients[place]["name"] for place in order])
     return {**found, "order": order, "axis": axis} if any(client["noises"] for client in clients) else None
-
-
-def _verdict(view: PlanView) -> Panel:
-    method = view.plan.method
-    if not method.private:
-        told = "This method adds no noise and spends no budget: whatever clients declare, nothing would protect them."
-        return Panel(False, "NOT PRIVATE", [method.name], told)
-    bounded = [c for c in view.plan.clients if not c.budget.is_public]
-    if not bounded:
-        told = "Every client declares its data public (ε = ∞), so nothing would be protected."
-        return Panel(False, "NOT PRIVATE", [method.name], told)
-    over = [c for c in bounded if c.epsilon > c.budget.epsilon * (1 + 1e-9)]
-    terms = f"{bounded[0].budget.adjacency} adjacency, {bounded[0].terms.sampling.scheme} sampling"
-    spent = span([min(c.epsilon, c.budget.epsilon) for c in bounded], as_epsilon)
-    told = f"Noise is set so that no client would spend more than it allows: ε\u00a0=\u00a0{spent}."
-    if over:
-        told += (
-            f" For {len(over)} of {len(bounded)} the noise of {method.calibration.by!r} pays for a part of the rounds "
-            "only: their ledgers would refuse the rest."
-        )
-    return Panel(True, "Private, if run as planned", [method.name], told, terms)
-
-
-def _key_figures(view: PlanView) -> list[tuple[str, str, str]]:
-    plan = view.plan
-    tiles = [
-        ("Clients", str(len(plan.clients)), f"{plan.training.rounds} rounds"),
-        ("Model", f"{view.dimension:,}", "parameters"),
-        ("Cost", plain(view.gradients), "per-record gradients"),
-    ]
-    budgets = [c.budget.epsilon for c in plan.clients if not c.budget.is_public]
-    if plan.method.private and budgets:
-        middle = statistics.median(budgets)
-        tiles.insert(1, ("Budgets", f"ε {span(budgets, as_epsilon)}", f"median {as_epsilon(middle)}"))
-        tiles.append(("Noise on the aggregate", plain(view.noise_on_aggregate), "a coordinate, weighted by size"))
-        tiles.append(("Turns", span([float(c.turns) for c in plan.clients]), "of each client"))
-    return tiles
 
 
 def _parts(view: PlanView) -> dict[str, Any]:

@@ -12,11 +12,9 @@ from sordino.study.report.gather import Group, SeedRun, dig, flat
 from sordino.study.report.numbers import (
     MISSING,
     SeedMean,
-    as_epsilon,
     finite,
     finites,
     listed,
-    percent,
     plus_minus,
     span,
     spread,
@@ -38,31 +36,24 @@ Cells = list[tuple[str, float | None]]
 """What a row of numbers shows, each with the value that it sorts by."""
 
 
-def key_figures(groups: Sequence[Group]) -> list[tuple[str, str, str]]:
-    """Clients, budgets, what was spent, and the replace-one figure: each with a name and a detail."""
+def key_figures(groups: Sequence[Group]) -> dict[str, Any]:
+    """Clients, budgets, what was spent of them, and the replace-one figure."""
     clients = [pair for group in groups for pair in group.clients]
     guarded = [c for c, run in clients if promise_to(c, run.private) in (Promise.KEPT, Promise.EXCEEDED)]
-    runs = sum(len(group.runs) for group in groups)
-    counted = f"{len(groups)} method{'s' if len(groups) > 1 else ''}, {runs} run{'s' if runs > 1 else ''}"
-    tiles = [("Clients", str(len({client.name for client, _ in clients})), counted)]
     budgets = finites(client.epsilon for client in guarded)
-    if not budgets:
-        return tiles
-    most = max(guarded, key=lambda client: client.spent or 0.0)
-    tightest = max((share(client) or 0.0) for client in guarded)
-    tiles += [
-        ("Budgets set", f"ε {span(budgets, as_epsilon)}", f"median {as_epsilon(statistics.median(budgets))}"),
-        ("Most spent", f"ε {as_epsilon(most.spent)}", f"{most.name}, of {as_epsilon(most.epsilon)} allowed"),
-        ("Largest share used", percent(tightest), "of any client's budget"),
-    ]
     ends = [client.ends for client in guarded if client.ends is not None]
-    if ends:
-        ended = sum(math.isfinite(one) for one in ends)
-        tiles.append(("Budgets used up", f"{ended} of {len(ends)}", "client records: no further turn is paid"))
-    replaced = finites(client.replace_one for client in guarded)
-    if replaced:
-        tiles.append(("Under replace-one", f"ε {as_epsilon(max(replaced))}", "the largest, one record exchanged"))
-    return tiles
+    return {
+        "clients": len({client.name for client, _ in clients}),
+        "methods": len(groups),
+        "runs": sum(len(group.runs) for group in groups),
+        "budgets": budgets,
+        "median": statistics.median(budgets) if budgets else None,
+        "most": max(guarded, key=lambda client: client.spent or 0.0, default=None),
+        "tightest": max((share(client) or 0.0 for client in guarded), default=None),
+        "ends": len(ends),
+        "ended": sum(map(math.isfinite, ends)),
+        "replaced": max(finites(client.replace_one for client in guarded), default=None),
+    }
 
 
 def privacy_rows(groups: Sequence[Group]) -> list[dict[str, Any]]:
