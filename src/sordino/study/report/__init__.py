@@ -16,6 +16,7 @@ from pathlib import Path
 from sordino.privacy.statement import ADJACENCY
 from sordino.study.report import promises, tables
 from sordino.study.report.charts import MAX_DIAGNOSTICS, drawn
+from sordino.study.report.figures import slug
 from sordino.study.report.gather import Group, Result, diagnostics, dig, grouped
 from sordino.study.report.numbers import finites, listed
 from sordino.study.report.page import filled, write_page
@@ -37,11 +38,13 @@ def render(results: Sequence[Result], title: str | None = None) -> str:
     groups = grouped(results)
     runs = [run for group in groups for run in group.runs]
     charts = drawn(groups)
+    recorded = diagnostics(groups)
     turns = finites(client.participation for run in runs for client in run.clients)
     return filled(
         "page.html",
         title=title or _title(groups),
         groups=groups,
+        several=any(len(group.runs) > 1 for group in groups),
         simulated=sorted({run.simulated for run in runs}),
         panels=promises.verdicts(groups),
         key=tables.key_figures(groups),
@@ -52,12 +55,13 @@ def render(results: Sequence[Result], title: str | None = None) -> str:
         fairness=tables.final_metrics(groups, tables.FAIRNESS),
         budgets=tables.budget_rows(groups),
         everyone=bool(turns) and set(turns) == {1.0},
-        undrawn=listed(diagnostics(groups)[MAX_DIAGNOSTICS:]),
+        undrawn=listed(recorded[MAX_DIAGNOSTICS:]),
         combining=tables.combining_rows(groups),
         observed=any(row.get("observer") for run in runs for row in run.rounds),
         versions=tables.versions(groups),
         settings=tables.settings(groups),
-        charts=charts,
+        charts={chart.id: chart for chart in charts},
+        diagnosed={slug("diagnostics", name): name for name in recorded[:MAX_DIAGNOSTICS]},
         drawing=bool(charts),
         data={
             "methods": [{"label": group.label, "index": group.index} for group in groups],

@@ -26,17 +26,6 @@ from sordino.study.report.promises import ROUNDING, Promise, promise_to
 
 MAX_DIAGNOSTICS = 4
 
-WORDS = {
-    "rank": "Rank of what updates share",
-    "spread": "Spread τ² between clients",
-    "iterations": "Iterations of the pursuit",
-    "residual": "Residual of the pursuit",
-    "unsettled": "How far variances may still move",
-    "rounds": "Rounds pooled",
-    "spread_error": "Standard error of τ²",
-}
-"""Titles of the charts of known diagnostics."""
-
 CURVE_POINTS = 40
 """Points of one client's curve: there may be hundreds of curves."""
 
@@ -51,34 +40,31 @@ GROUPS = ("strictest", "middle", "loosest")
 
 
 def drawn(groups: Sequence[Group]) -> list[Chart]:
-    """All charts that these results have data for, in the order of the page."""
+    """All charts that these results have data for."""
 
-    def line(path: str, section: str, title: str, quantity: str, *others: tuple[str, ...]) -> Chart | None:
-        return line_chart(groups, tuple(path.split("/")), section, title, quantity, *others)
+    def line(path: str, quantity: str, *others: str) -> Chart | None:
+        return line_chart(groups, path.split("/"), quantity, *(other.split("/") for other in others))
 
-    power = ("diagnostics", "noise_power")
     found = [
         _budgets(groups),
-        line("spent_epsilon/max", "private", "Spent ε by round", "largest spent ε of any client"),
-        line("accuracy", "good", "Accuracy by round", "accuracy, mean over clients' test sets"),
-        line("central_accuracy", "good", "Accuracy on the central test set", "central accuracy"),
-        line("loss", "good", "Loss by round", "loss of the global model"),
-        by_client(groups, "fair", "Accuracy by client", "accuracy", lambda client: client.accuracy),
-        _accuracy_against(groups, "accuracy-budget", "budget", "budget ε", lambda c: c.declared),
-        _accuracy_against(groups, "accuracy-size", "size", "records", lambda c: c.size),
+        line("spent_epsilon/max", "largest spent ε of any client"),
+        line("accuracy", "accuracy, mean over clients' test sets"),
+        line("central_accuracy", "central accuracy"),
+        line("loss", "loss of the global model"),
+        by_client(groups, "accuracy-by-client", "accuracy", lambda client: client.accuracy),
+        _accuracy_against(groups, "accuracy-budget", "budget ε", lambda client: client.declared),
+        _accuracy_against(groups, "accuracy-size", "records", lambda client: client.size),
         _client_curves(groups),
-        line("psi", "fair", "Unfairness Ψ by round", "Ψ, spread of the clients' losses"),
-        line("worst_decile", "fair", "The worst tenth by round", "accuracy of the worst tenth"),
-        by_client(groups, "contributed", "Participation", TURNS, lambda client: client.participation),
-        by_client(groups, "contributed", "Aggregation weight", "mean weight", lambda client: client.weight),
+        line("psi", "Ψ, spread of the clients' losses"),
+        line("worst_decile", "accuracy of the worst tenth"),
+        by_client(groups, "participation", TURNS, lambda client: client.participation),
+        by_client(groups, "aggregation-weight", "mean weight", lambda client: client.weight),
         _optimum(groups),
-        line("observer/noise_power", "contributed", "Noise power after aggregation", "noise power Σ w²σ²/η²", power),
+        line("observer/noise_power", "noise power Σ w²σ²/η²", "diagnostics/noise_power"),
         _spectrum(groups),
-        line("clip", "contributed", "Clipping bound", "clip"),
+        line("clip", "clip"),
+        *(line_chart(groups, ("diagnostics", name), name) for name in diagnostics(groups)[:MAX_DIAGNOSTICS]),
     ]
-    for name in diagnostics(groups)[:MAX_DIAGNOSTICS]:
-        title = WORDS.get(name, name.replace("_", " "))
-        found.append(line_chart(groups, ("diagnostics", name), "contributed", title, name))
     return [chart for chart in found if chart is not None]
 
 
@@ -103,9 +89,6 @@ def _budgets(groups: Sequence[Group]) -> Chart | None:
     span_ = span([number for number in numbers if number > 0])
     return Chart(
         id="budgets",
-        section="private",
-        title="Spent against budget",
-        note="A point per client and seed. On or under the dashed line: within the budget the client set.",
         summary=f"Spent ε against allowed ε for {len(points)} client records: {outcome}. Values from {span_}.",
         traces=[limit, *(cloud.trace for cloud in found)],
         x={"title": "allowed ε", "type": kind},
@@ -114,7 +97,7 @@ def _budgets(groups: Sequence[Group]) -> Chart | None:
 
 
 def _accuracy_against(
-    groups: Sequence[Group], identity: str, what: str, quantity: str, value: Callable[[Client], float | None]
+    groups: Sequence[Group], identity: str, quantity: str, value: Callable[[Client], float | None]
 ) -> Chart | None:
     """Accuracy of each client and seed against something the client declared."""
     hover = quantity + " %{x:.4g}<br>accuracy %{y:.1%}"
@@ -126,9 +109,6 @@ def _accuracy_against(
     correlation = f" Rank correlation: {'; '.join(leanings)}." if leanings else ""
     return Chart(
         id=identity,
-        section="fair",
-        title=f"Accuracy against {what}",
-        note="A point per client and seed. Level clouds are fair: no one is served worse for what it declared.",
         summary=f"Accuracy against {quantity}, {span(across)}.{correlation}",
         traces=[cloud.trace for cloud in found],
         x={"title": quantity, "type": axis_type(across)},
@@ -154,10 +134,6 @@ def _optimum(groups: Sequence[Group]) -> Chart | None:
     agreed, kind = diagonal("least noise", numbers)
     return Chart(
         id="weight-optimum",
-        section="contributed",
-        title="Weight against the least-noise weight",
-        note="A point per client and seed, mean over rounds. On the dashed line: as much as its noise deserves (1/σ²). "
-        "Least noise is not the only aim: who is left out biases the model.",
         summary=f"Aggregation weight against the weight of least noise, {span(numbers)}; the latter is computed from "
         "the noise that the simulation drew.",
         traces=[agreed, *(cloud.trace for cloud in found)],
@@ -198,10 +174,6 @@ def _spectrum(groups: Sequence[Group]) -> Chart | None:
         return None
     return Chart(
         id="spectrum",
-        section="contributed",
-        title="Spectrum of the updates",
-        note="Singular values of the matrix of updates in the last round that was looked at (first seed); dotted: "
-        "of the part that the pursuit calls signal.",
         summary=f"Singular values of the update matrix, largest first: {'; '.join(told)}.",
         traces=traces,
         x={"title": "place"},
@@ -238,9 +210,6 @@ def _client_curves(groups: Sequence[Group]) -> Chart | None:
     ends = [f"{one['label']}: {', '.join(_at_end(*told) for told in one['groups'])}" for one in curves]
     return Chart(
         id="client-curves",
-        section="fair",
-        title="Accuracy by round, by budget and by client",
-        note="One method at a time: means over clients and seeds. Every client's own curve is from the first seed.",
         summary=f"Accuracy by round of clients grouped by budget. At the end: {'; '.join(ends)}.",
         traces=[],
         x={"title": "round"},

@@ -29,12 +29,9 @@ TURNS = "turns per round"
 
 @dataclass(frozen=True)
 class Chart:
-    """One figure: its traces and axes, a heading, a sentence under it, and a summary for those who cannot see it."""
+    """One figure: its traces and axes, and a summary for those who cannot see it; its title is in the template."""
 
     id: str
-    section: str
-    title: str
-    note: str
     summary: str
     traces: list[Trace]
     x: dict[str, Any]
@@ -52,9 +49,9 @@ def safe(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
-def slug(text: str) -> str:
-    """A name as an identifier of the page."""
-    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+def slug(*names: str) -> str:
+    """Names as an identifier of the page."""
+    return re.sub(r"[^a-z0-9]+", "-", "-".join(names).lower()).strip("-")
 
 
 def axis_type(values: Sequence[float]) -> str:
@@ -83,9 +80,7 @@ def _marker(group: Group, count: int) -> dict[str, Any]:
 # ---- a metric by round ----
 
 
-def line_chart(
-    groups: Sequence[Group], path: tuple[str, ...], section: str, title: str, quantity: str, *others: tuple[str, ...]
-) -> Chart | None:
+def line_chart(groups: Sequence[Group], path: Sequence[str], quantity: str, *others: Sequence[str]) -> Chart | None:
     """A metric by round: a line per method and, with several seeds, a band of one standard deviation each way.
 
     ``others`` are paths to look at, in this order, for a method that has nothing under ``path``.
@@ -108,12 +103,8 @@ def line_chart(
         shown["range"] = [0, 1]
     form = percent if share else plain
     ends = [f"{group.label} {form(found.mean[-1])}" for group, found in curves]
-    several = max(len(group.runs) for group, _ in curves) > 1
     return Chart(
-        id=slug("-".join(path)),
-        section=section,
-        title=title,
-        note="Line: mean over seeds; band: one standard deviation each way." if several else "One seed per method.",
+        id=slug(*path),
         summary=f"{quantity} by round. In the last round: {'; '.join(ends)}.",
         traces=traces,
         x={"title": "round", **({"dtick": 1} if max(rounds) - min(rounds) <= 10 else {})},
@@ -215,7 +206,7 @@ def diagonal(name: str, numbers: Sequence[float]) -> tuple[Trace, str]:
 
 
 def by_client(
-    groups: Sequence[Group], section: str, title: str, quantity: str, value: Callable[[Client], float | None]
+    groups: Sequence[Group], identity: str, quantity: str, value: Callable[[Client], float | None]
 ) -> Chart | None:
     """A quantity per client, mean over seeds, clients ordered from the strictest budget to the loosest.
 
@@ -236,10 +227,7 @@ def by_client(
         xs, ys = [seats[name] + shift for name in names], [means[name] for name in names]
         traces.append(_points(group, xs, ys, names, quantity + hover))
     return Chart(
-        id=slug(title),
-        section=section,
-        title=title,
-        note="Clients from the strictest budget (left) to the loosest (right); mean over seeds.",
+        id=identity,
         summary=f"{quantity} for {len(order)} clients, ordered by budget: "
         f"from {form(min(everything))} to {form(max(everything))}.",
         traces=traces,

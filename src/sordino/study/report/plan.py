@@ -51,7 +51,7 @@ def render_plan(view: PlanView, name: str | None = None) -> str:
         clients=[{**client, "movable": movable} for client, movable in zip(view.clients, able, strict=True)],
         drawn=drawn,
         made=_parts(view),
-        charts=charts,
+        charts={chart.id: chart for chart in charts},
         drawing=bool(charts or found),
         data=_finite(
             {
@@ -98,9 +98,6 @@ def _chances(view: PlanView, drawn: dict[str, Any]) -> Chart:
     }
     return Chart(
         id="who",
-        section="everyone",
-        title="Chance of being drawn, over the share of the data",
-        note=f"A point per client, larger with more records. ‖p − u‖₁ = {plain(drawn['distance'])}.",
         summary=f"Chance of being drawn over the share of the data, from {plain(min(ratio))} to {plain(max(ratio))}.",
         traces=[trace],
         x={"title": "budget ε", "type": axis_type(epsilons)},
