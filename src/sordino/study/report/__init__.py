@@ -17,7 +17,7 @@ from sordino.privacy.statement import ADJACENCY
 from sordino.study.report import promises, tables
 from sordino.study.report.charts import MAX_DIAGNOSTICS, drawn
 from sordino.study.report.figures import slug
-from sordino.study.report.gather import Group, Result, diagnostics, dig, grouped
+from sordino.study.report.gather import Group, Result, diagnostics, dig, every_run, grouped
 from sordino.study.report.numbers import finites, listed
 from sordino.study.report.page import filled, write_page
 
@@ -36,7 +36,7 @@ def render(results: Sequence[Result], title: str | None = None) -> str:
     says that the privacy guarantee does not cover them.
     """
     groups = grouped(results)
-    runs = [run for group in groups for run in group.runs]
+    runs = every_run(groups)
     charts = drawn(groups)
     recorded = diagnostics(groups)
     turns = finites(client.participation for run in runs for client in run.clients)
@@ -46,7 +46,9 @@ def render(results: Sequence[Result], title: str | None = None) -> str:
         groups=groups,
         several=any(len(group.runs) > 1 for group in groups),
         simulated=sorted({run.simulated for run in runs}),
-        panels=promises.verdicts(groups),
+        verdicts=promises.verdicts(groups),
+        terms=promises.terms(groups),
+        weak=promises.WEAK,
         key=tables.key_figures(groups),
         privacy=tables.privacy_rows(groups),
         adjacency=ADJACENCY,

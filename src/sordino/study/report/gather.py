@@ -85,17 +85,11 @@ class Group:
 
     label: str
     index: int
+    colour: int
+    """Which colour of the palette stands for the method, everywhere on the page."""
+    symbol: str
+    """The shape of its points, as plotly names it."""
     runs: tuple[SeedRun, ...]
-
-    @property
-    def colour(self) -> int:
-        """Which colour of the palette stands for the method, everywhere on the page."""
-        return self.index % COLOURS
-
-    @property
-    def symbol(self) -> str:
-        """The shape of the method's points, as plotly names it."""
-        return SYMBOLS[self.index % len(SYMBOLS)]
 
     @property
     def clients(self) -> list[tuple[Client, SeedRun]]:
@@ -140,7 +134,7 @@ def grouped(results: Sequence[Result]) -> list[Group]:
         buckets[method, key, copies[method, key, seed]].append((_run(result), settings))
     labels = _labels([(method, copy, bucket[0][1]) for (method, _, copy), bucket in buckets.items()])
     return [
-        Group(label, index, tuple(run for run, _ in bucket))
+        Group(label, index, index % COLOURS, SYMBOLS[index % len(SYMBOLS)], tuple(run for run, _ in bucket))
         for index, (label, bucket) in enumerate(zip(labels, buckets.values(), strict=True))
     ]
 
@@ -158,14 +152,14 @@ def curve(group: Group, *path: str) -> Curve | None:
                 values[int(row.get("round", place))].append(number)
     if not values:
         return None
-    rounds = sorted(values)
-    kept = [(rounds[place], spread(values[rounds[place]])) for place in thin(len(rounds))]
-    points = [(round_, point) for round_, point in kept if point is not None]
-    return Curve(
-        [round_ for round_, _ in points],
-        [point.mean for _, point in points],
-        [point.deviation for _, point in points],
-    )
+    rounds = [sorted(values)[place] for place in thin(len(values))]
+    means = [mean for number in rounds if (mean := spread(values[number])) is not None]
+    return Curve(rounds, [one.mean for one in means], [one.deviation for one in means])
+
+
+def every_run(groups: Sequence[Group]) -> list[SeedRun]:
+    """The runs of all methods."""
+    return [run for group in groups for run in group.runs]
 
 
 def diagnostics(groups: Sequence[Group]) -> list[str]:
@@ -173,15 +167,11 @@ def diagnostics(groups: Sequence[Group]) -> list[str]:
 
     Noise power has a chart of its own.
     """
-    names: dict[str, None] = {}
-    for group in groups:
-        for run in group.runs:
-            for row in run.rounds:
-                carried = row.get("diagnostics")
-                if isinstance(carried, Mapping):
-                    names.update((str(key), None) for key, value in carried.items() if finite(value) is not None)
-    told = [name for name in names if name not in ("noise_power", "least_noise_power")]
-    return sorted(told, key=lambda name: name in TELEMETRY)
+    rows = [row.get("diagnostics") for run in every_run(groups) for row in run.rounds]
+    told = (pair for row in rows if isinstance(row, Mapping) for pair in row.items())
+    names = dict.fromkeys(str(name) for name, value in told if finite(value) is not None)
+    own = ("noise_power", "least_noise_power")
+    return sorted((name for name in names if name not in own), key=lambda name: name in TELEMETRY)
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

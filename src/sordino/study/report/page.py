@@ -16,7 +16,7 @@ from markupsafe import Markup
 from sordino._version import __version__
 from sordino.engine.checkpoint import write_atomic
 from sordino.errors import BadInput
-from sordino.study.report.numbers import MISSING, as_epsilon, duration, percent, plain, span
+from sordino.study.report.numbers import MISSING, as_epsilon, duration, listed, percent, plain, span
 
 
 def filled(template: str, **values: Any) -> str:
@@ -37,7 +37,7 @@ def _templates() -> Environment:
     found.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "ensure_ascii": False, "allow_nan": False}
     found.globals |= {"asset": _asset, "plotly": _plotly, "missing": MISSING, "version": __version__}
     found.filters |= {"plain": plain, "epsilon": as_epsilon, "percent": percent, "duration": duration, "span": span}
-    found.filters |= {"epsilons": _epsilons, "counted": _counted, "sortable": _sortable}
+    found.filters |= {"epsilons": _epsilons, "counted": _counted, "listed": listed, "sortable": _sortable}
     return found
 
 

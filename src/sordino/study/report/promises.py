@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 from sordino.study.report.gather import Client, Group, SeedRun
-from sordino.study.report.numbers import as_epsilon, listed, percent, plain, short, span, upward
+from sordino.study.report.numbers import as_epsilon, listed, percent, plain, short, upward
 
 ROUNDING = 1e-6
 """Relative slack when spent is held against budget: JSON and display rounding, nothing more."""
@@ -30,34 +29,6 @@ class Promise(StrEnum):
     PUBLIC = "public data"
     NONE = "NOT PRIVATE"
     UNKNOWN = "not recorded"
-
-
-VERDICTS = {
-    Promise.NONE: (
-        "NOT PRIVATE",
-        "Trained without a privacy guarantee: the model and every update may reveal the records behind them. "
-        "Good as a yardstick on public data; do not release it.",
-    ),
-    Promise.EXCEEDED: ("BUDGET EXCEEDED", "At least one client spent more than it allowed: {clients}."),
-    Promise.UNKNOWN: (
-        "NOT SHOWN TO BE PRIVATE",
-        "The result does not record what every client allowed and spent, so no guarantee can be read from it.",
-    ),
-    Promise.PUBLIC: ("NOT PRIVATE", "Every client declared its data public (ε = ∞), so nothing was protected."),
-}
-"""Headline and text of the bad news, in the order of the page."""
-
-
-@dataclass(frozen=True)
-class Panel:
-    """One panel of the first screen: what holds, for which methods, in a headline and a sentence."""
-
-    good: bool
-    headline: str
-    methods: Sequence[str]
-    text: str
-    terms: str = ""
-    """Adjacency, sampling and accountant of what is promised."""
 
 
 def promise_to(client: Client, private: bool) -> Promise:
@@ -81,20 +52,22 @@ def share(client: Client) -> float | None:
 # ---- the first screen ----
 
 
-def verdicts(groups: Sequence[Group]) -> list[Panel]:
-    """The panels of the first screen, bad news first."""
-    decided = [(group, _worst(group)) for group in groups]
-    panels = []
-    for bad, (headline, text) in VERDICTS.items():
-        hit = [group for group, found in decided if found is bad]
-        if hit:
-            over = {c.name for group in hit for c, run in group.clients if promise_to(c, run.private) == "EXCEEDED"}
-            told = text.format(clients=listed(sorted(over)))
-            panels.append(Panel(False, headline, [group.label for group in hit], told))
-    kept = [group for group, found in decided if found is Promise.KEPT]
-    if kept:
-        panels.append(Panel(True, "Private", [group.label for group in kept], _kept_text(kept), _terms(groups)))
-    return panels
+def verdicts(groups: Sequence[Group]) -> list[dict[str, Any]]:
+    """What the first screen says, bad news first: what became of the promises, under which methods, to whom."""
+    found = []
+    for verdict in (Promise.NONE, Promise.EXCEEDED, Promise.UNKNOWN, Promise.PUBLIC, Promise.KEPT):
+        hit = [group for group in groups if _worst(group) is verdict]
+        clients = [(client, promise_to(client, run.private)) for group in hit for client, run in group.clients]
+        found.append(
+            {
+                "promise": verdict,
+                "methods": [group.label for group in hit],
+                "names": {one: sorted({client.name for client, told in clients if told is one}) for one in Promise},
+                "weak": sorted({client.name for client, _ in clients if WEAK < (client.spent or 0.0) < math.inf}),
+                "spent": [client.spent for client, told in clients if told is Promise.KEPT],
+            }
+        )
+    return [one for one in found if one["methods"]]
 
 
 def _worst(group: Group) -> Promise:
@@ -108,20 +81,7 @@ def _worst(group: Group) -> Promise:
     return next(one for one in order if one in seen)
 
 
-def _kept_text(groups: Sequence[Group]) -> str:
-    clients = [client for group in groups for client, _ in group.clients]
-    spent = [c.spent for c in clients if c.spent is not None and promise_to(c, True) is Promise.KEPT]
-    public = {client.name for client in clients if promise_to(client, True) is Promise.PUBLIC}
-    weak = {c.name for c in clients if c.spent is not None and WEAK < c.spent < math.inf}
-    text = f"Every client stayed within the budget it set for itself. Spent: ε\u00a0=\u00a0{span(spent, as_epsilon)}."
-    if public:
-        text += f" Declared public, without protection: {listed(sorted(public))}."
-    if weak:
-        text += f" A promise of ε above {plain(WEAK)} rules out little; that concerns {listed(sorted(weak))}."
-    return text
-
-
-def _terms(groups: Sequence[Group]) -> str:
+def terms(groups: Sequence[Group]) -> str:
     """Adjacency, sampling and accountant of the private runs, as the result names them."""
     clients = [client for group in groups if group.private for client, _ in group.clients]
     named = {

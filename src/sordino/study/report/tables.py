@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sordino.study.report.charts import GROUPS, members
-from sordino.study.report.gather import Group, SeedRun, dig, flat
+from sordino.study.report.gather import Group, SeedRun, dig, every_run, flat
 from sordino.study.report.numbers import (
     MISSING,
     SeedMean,
@@ -45,7 +45,7 @@ def key_figures(groups: Sequence[Group]) -> dict[str, Any]:
     return {
         "clients": len({client.name for client, _ in clients}),
         "methods": len(groups),
-        "runs": sum(len(group.runs) for group in groups),
+        "runs": len(every_run(groups)),
         "budgets": budgets,
         "median": statistics.median(budgets) if budgets else None,
         "most": max(guarded, key=lambda client: client.spent or 0.0, default=None),
@@ -166,7 +166,7 @@ def _last(run: SeedRun, key: str) -> float | None:
 
 def settings(groups: Sequence[Group]) -> dict[str, str]:
     """The study's settings: what all runs share once, what differs with each of its values."""
-    runs = [flat(run.study) for group in groups for run in group.runs]
+    runs = [flat(run.study) for run in every_run(groups)]
     found = {}
     for key in dict.fromkeys(key for one in runs for key in one):
         values = list(dict.fromkeys(one.get(key, "unset") for one in runs))
@@ -178,7 +178,7 @@ def settings(groups: Sequence[Group]) -> dict[str, str]:
 def versions(groups: Sequence[Group]) -> dict[str, list[str]]:
     """Versions of what made the results."""
     found: dict[str, dict[str, None]] = {}
-    for run in (run for group in groups for run in group.runs):
+    for run in every_run(groups):
         for name, version in run.versions.items():
             found.setdefault(str(name), {})[str(version)] = None
     return {name: list(told) for name, told in found.items()}
