@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sordino.engine.evaluate import budget_groups
 from sordino.study.report.figures import (
     TURNS,
     Chart,
@@ -20,7 +19,7 @@ from sordino.study.report.figures import (
     safe,
     trace,
 )
-from sordino.study.report.gather import Client, Group, SeedRun, diagnostics, dig
+from sordino.study.report.gather import Client, Group, SeedRun, budgets_inside, diagnostics, dig
 from sordino.study.report.numbers import finite, finites, percent, plain, short, span, thin
 from sordino.study.report.promises import ROUNDING, Promise, promise_to
 
@@ -34,9 +33,6 @@ CURVE_CLIENTS = 150
 
 SCALE = 1000
 """Accuracies of curves are stored in thousandths, as whole numbers: a third of the file."""
-
-GROUPS = ("strictest", "middle", "loosest")
-"""Clients by budget, in groups of about equal number."""
 
 
 def drawn(groups: Sequence[Group]) -> list[Chart]:
@@ -153,20 +149,15 @@ def _spectrum(groups: Sequence[Group]) -> Chart | None:
         updates, low = _spectra(group.runs[0])
         kept = [value for value in low if value > 0]
         series = [("updates", updates, "solid", "circle"), ("low-rank part", kept, "dot", "circle-open")]
-        for name, values, dash, symbol in series if updates else ():
-            if values:
-                traces.append(
-                    trace(
-                        group,
-                        "lines+markers",
-                        range(1, len(values) + 1),
-                        [short(value, 4) for value in values],
-                        name=safe(f"{group.label}: {name}"),
-                        line={"color": colour(group), "width": 1.75, "dash": dash},
-                        marker={"color": colour(group), "symbol": symbol, "size": 6},
-                        hovertemplate="%{y:.3g}",
-                    )
-                )
+        for name, values, dash, symbol in series:
+            style = {
+                "name": safe(f"{group.label}: {name}"),
+                "line": {"color": colour(group), "width": 1.75, "dash": dash},
+                "marker": {"color": colour(group), "symbol": symbol, "size": 6},
+                "hovertemplate": "%{y:.3g}",
+            }
+            xs, ys = range(1, len(values) + 1), [short(value, 4) for value in values]
+            traces += [trace(group, "lines+markers", xs, ys, **style)] if values else []
         if updates:
             rank = f", low-rank part of rank {len(kept)}" if low else ""
             told.append(f"{group.label} {plain(updates[0])} to {plain(updates[-1])}{rank}")
@@ -190,14 +181,6 @@ def _spectra(run: SeedRun) -> tuple[list[float], list[float]]:
 
 
 # ---- every client's curve ----
-
-
-def members(run: SeedRun) -> dict[str, list[int]]:
-    """Places of the clients in each group of budgets, strictest first; empty when all clients have the same budget."""
-    places = [place for place, client in enumerate(run.clients) if client.declared is not None]
-    found = budget_groups([run.clients[place].declared or 0.0 for place in places], len(GROUPS))
-    names = GROUPS if len(found) == 3 else (GROUPS[0], GROUPS[-1])
-    return {name: [places[one] for one in inside] for name, inside in zip(names, found)}
 
 
 def _client_curves(groups: Sequence[Group]) -> Chart | None:
@@ -229,7 +212,7 @@ def _curves(group: Group) -> dict[str, Any] | None:
         return None
     rounds = [list(told)[place] for place in thin(len(told), CURVE_POINTS)]
     order = sorted(range(len(lead.clients)), key=lambda place: lead.clients[place].declared or math.inf)
-    inside = {place: name for name, places in members(lead).items() for place in places}
+    inside = {place: name for name, places in lead.by_budget.items() for place in places}
     clients = []
     for place in order[:: 1 + (len(order) - 1) // CURVE_CLIENTS]:
         client = lead.clients[place]
@@ -239,7 +222,6 @@ def _curves(group: Group) -> dict[str, Any] | None:
     return {
         "label": group.label,
         "index": group.index,
-        "seed": str(lead.seed),
         "rounds": rounds,
         "groups": _group_curves(group, rounds),
         "clients": clients,
@@ -248,16 +230,13 @@ def _curves(group: Group) -> dict[str, Any] | None:
 
 def _group_curves(group: Group, rounds: Sequence[int]) -> list[tuple[str, list[int | None]]]:
     """Mean accuracy of each group of budgets, mean over seeds, at these rounds."""
-    means: dict[str, list[list[float]]] = {}
-    budgets: dict[str, list[float]] = {}
+    budgets = budgets_inside(group.runs)
+    means: dict[str, list[list[float]]] = {name: [[] for _ in rounds] for name in budgets}
     for run in group.runs:
         told = _evaluated(run)
-        for name, inside in (members(run) or {"all": list(range(len(run.clients)))}).items():
-            budgets.setdefault(name, []).extend(finites(run.clients[place].declared for place in inside))
-            column = means.setdefault(name, [[] for _ in rounds])
-            for at, number in enumerate(rounds):
-                values = finites(told[number][place] for place in inside) if number in told else []
-                column[at] += [sum(values) / len(values)] if values else []
+        for at, number in enumerate(rounds):
+            for name, mean in run.budget_means(told[number]).items() if number in told else ():
+                means[name][at].append(mean)
     label = {name: f"{name}, ε {span(found)}" if found else "all clients" for name, found in budgets.items()}
     return [
         (label[name], [_thousandths(sum(found) / len(found)) if found else None for found in column])

@@ -70,13 +70,6 @@ def colour(group: Group) -> str:
     return f"@m{group.colour}"
 
 
-def _marker(group: Group, count: int) -> dict[str, Any]:
-    """Smaller and clearer when there are many; the outline keeps overlapping points apart."""
-    size, opacity = (9, 0.9) if count <= 60 else (6, 0.65)
-    outline = {"width": 0.75, "color": "@card"}
-    return {"color": colour(group), "symbol": group.symbol, "size": size, "opacity": opacity, "line": outline}
-
-
 # ---- a metric by round ----
 
 
@@ -176,14 +169,16 @@ def clouds(
 
 
 def _points(group: Group, xs: Sequence[float], ys: Sequence[float], names: Sequence[str], hover: str) -> Trace:
-    """Points of one method; hovering names the client."""
+    """Points of one method: smaller and clearer when there are many, outlined to keep them apart, named on hovering."""
+    size, opacity = (9, 0.9) if len(xs) <= 60 else (6, 0.65)
+    outline = {"width": 0.75, "color": "@card"}
     return trace(
         group,
         "markers",
         [short(x, 4) for x in xs],
         [short(y, 4) for y in ys],
         text=[safe(name) for name in names],
-        marker=_marker(group, len(xs)),
+        marker={"color": colour(group), "symbol": group.symbol, "size": size, "opacity": opacity, "line": outline},
         hovertemplate=f"%{{text}}<br>{hover}",
     )
 
@@ -193,16 +188,8 @@ def diagonal(name: str, numbers: Sequence[float]) -> tuple[Trace, str]:
     positive = [number for number in numbers if number > 0]
     kind = axis_type(numbers)
     ends = [short(0.85 * min(positive) if kind == "log" else 0.0), short(1.15 * max(positive))]
-    line = {"color": "@muted", "width": 1.5, "dash": "dash"}
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "name": name,
-        "x": ends,
-        "y": ends,
-        "line": line,
-        "hoverinfo": "skip",
-    }, kind
+    style = {"line": {"color": "@muted", "width": 1.5, "dash": "dash"}, "hoverinfo": "skip"}
+    return {"type": "scatter", "mode": "lines", "name": name, "x": ends, "y": ends, **style}, kind
 
 
 def by_client(

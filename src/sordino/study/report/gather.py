@@ -11,8 +11,10 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
+from sordino.engine.evaluate import budget_groups
 from sordino.errors import BadInput
 from sordino.study.report.numbers import SeedMean, finite, finites, short, spread, thin
 
@@ -25,6 +27,12 @@ COLOURS = 8
 SYMBOLS = ("circle", "diamond", "square", "triangle-up", "cross", "x", "triangle-down", "star")
 TELEMETRY = ("iterations", "residual", "unsettled", "rounds", "spread_error")
 """Diagnostics that say how a computation went rather than what it found."""
+
+SEEDED = {"seed", "compare", "topped_up"}
+"""Keys of a study that say which seeds there are, or follow from one."""
+
+GROUPS = ("strictest", "middle", "loosest")
+"""Clients by budget, in groups of about equal number."""
 
 Result = Mapping[str, Any]
 
@@ -71,6 +79,20 @@ class SeedRun:
     versions: Mapping[str, Any]
     study: Mapping[str, Any]
 
+    @cached_property
+    def by_budget(self) -> dict[str, list[int]]:
+        """Places of the clients in each group of budgets, strictest first; "all" where nobody's budget differs."""
+        places = [place for place, client in enumerate(self.clients) if client.declared is not None]
+        found = budget_groups([self.clients[place].declared or 0.0 for place in places], len(GROUPS))
+        names = GROUPS if len(found) == 3 else (GROUPS[0], GROUPS[-1])
+        grouped = {name: [places[one] for one in inside] for name, inside in zip(names, found)}
+        return grouped or {"all": list(range(len(self.clients)))}
+
+    def budget_means(self, values: Sequence[Any]) -> dict[str, float]:
+        """The mean of the clients' values in each group of budgets that has any."""
+        known = {name: finites(values[place] for place in places) for name, places in self.by_budget.items()}
+        return {name: sum(found) / len(found) for name, found in known.items() if found}
+
     def at_end(self, key: str) -> float | None:
         """A metric of the final model; of the last round that evaluated it when the run has no final record."""
         value = finite(self.final.get(key))
@@ -106,8 +128,7 @@ class Group:
         return spread(run.at_end(key) for run in self.runs)
 
 
-@dataclass(frozen=True)
-class Curve:
+class Curve(NamedTuple):
     """A metric by round: mean over seeds and, with several seeds, its standard deviation."""
 
     rounds: list[int]
@@ -127,7 +148,7 @@ def grouped(results: Sequence[Result]) -> list[Group]:
     copies: Counter[tuple[str, str, str]] = Counter()
     for place, result in enumerate(results):
         _check(result, place)
-        settings = flat(_settings(result.get("study") or {}))
+        settings = _settings(result.get("study") or {})
         key = json.dumps(settings, sort_keys=True)
         method, seed = str(result["method"]), str(result.get("seed"))
         copies[method, key, seed] += 1
@@ -162,6 +183,15 @@ def every_run(groups: Sequence[Group]) -> list[SeedRun]:
     return [run for group in groups for run in group.runs]
 
 
+def budgets_inside(runs: Sequence[SeedRun]) -> dict[str, list[float]]:
+    """The budgets that the clients of each group of budgets declared."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for run in runs:
+        for name, places in run.by_budget.items():
+            found[name] += finites(run.clients[place].declared for place in places)
+    return found
+
+
 def diagnostics(groups: Sequence[Group]) -> list[str]:
     """Names of the numeric diagnostics that any round carries, in order of first appearance, how a solver went last.
 
@@ -179,11 +209,11 @@ def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     leaves: dict[str, str] = {}
     for key, value in tree.items():
         if isinstance(value, Mapping):
-            leaves.update(flat(value, f"{prefix}{key}."))
-        else:
-            listed = isinstance(value, list | tuple)
-            told = [short(one) if isinstance(one, float) else one for one in value] if listed else value
-            leaves[f"{prefix}{key}"] = json.dumps(told, default=str, ensure_ascii=False)
+            leaves |= flat(value, f"{prefix}{key}.")
+            continue
+        if isinstance(value, list | tuple):
+            value = [short(one) if isinstance(one, float) else one for one in value]
+        leaves[f"{prefix}{key}"] = json.dumps(value, default=str, ensure_ascii=False)
     return leaves
 
 
@@ -198,24 +228,21 @@ def _check(result: Any, place: int) -> None:
         )
 
 
-def _settings(study: Mapping[str, Any]) -> dict[str, Any]:
-    """The study without what a seed decides: seeds at any depth, and the sizes and budgets drawn with them."""
-    kept: dict[str, Any] = {}
-    for key, value in study.items():
-        drawn = key in ("sizes", "budgets") and isinstance(value, list | tuple)
-        if key not in ("seed", "compare", "topped_up") and not drawn:
-            kept[key] = _settings(value) if isinstance(value, Mapping) else value
-    return kept
+def _settings(study: Mapping[str, Any]) -> dict[str, str]:
+    """The study without what a seed decides: seeds at any depth, and the lists of sizes and budgets drawn with them."""
+
+    def drawn(key: str, value: str) -> bool:
+        path = key.split(".")
+        return bool(SEEDED & set(path)) or (path[-1] in ("sizes", "budgets") and value.startswith("["))
+
+    return {key: value for key, value in flat(study).items() if not drawn(key, value)}
 
 
 def _labels(entries: Sequence[tuple[str, int, dict[str, str]]]) -> list[str]:
-    by_method: dict[str, list[dict[str, str]]] = defaultdict(list)
-    for method, _, settings in entries:
-        by_method[method].append(settings)
     labels = []
     for method, copy, settings in entries:
-        keys = sorted(set().union(*by_method[method]))
-        differing = [key for key in keys if len({one.get(key) for one in by_method[method]}) > 1]
+        alike = [one for other, _, one in entries if other == method]
+        differing = [key for key in sorted(set().union(*alike)) if len({one.get(key) for one in alike}) > 1]
         parts = [f"{key.rpartition('.')[2]}={settings.get(key, 'unset')}" for key in differing]
         labels.append(" ".join([method, *parts]) + (f" ({copy})" if copy > 1 else ""))
     return labels

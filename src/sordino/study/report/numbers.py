@@ -99,13 +99,17 @@ def percent(value: float | None) -> str:
     return MISSING if value is None else f"{100 * value:.1f} %".replace("-", "−")
 
 
-def plus_minus(value: SeedMean | None, as_percent: bool = False) -> str:
-    """``mean ± deviation``, with as many decimals as the deviation supports; the mean alone for one seed."""
+def plus_minus(value: SeedMean | None, unit: str = "") -> str:
+    """``mean ± deviation``, with as many decimals as the deviation supports; the mean alone for one seed.
+
+    ``unit`` "%" writes a share as per cent; "points²" writes a variance of shares in squared points.
+    """
     if value is None:
         return MISSING
-    form = (lambda number, _: f"{100 * number:.1f}") if as_percent else plain
-    deviation = "" if value.deviation is None else f" ± {form(value.deviation, 2)}"
-    return f"{form(value.mean, 3)}{deviation}{' %' if as_percent else ''}"
+    scale = {"%": 100.0, "points²": 1e4}.get(unit, 1.0)
+    form = (lambda number, _: f"{number:.1f}") if unit == "%" else plain
+    deviation = "" if value.deviation is None else f" ± {form(scale * value.deviation, 2)}"
+    return f"{form(scale * value.mean, 3)}{deviation}{' %' if unit == '%' else ''}"
 
 
 def duration(seconds: float | None) -> str:

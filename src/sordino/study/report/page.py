@@ -16,7 +16,7 @@ from markupsafe import Markup
 from sordino._version import __version__
 from sordino.engine.checkpoint import write_atomic
 from sordino.errors import BadInput
-from sordino.study.report.numbers import MISSING, as_epsilon, duration, listed, percent, plain, span
+from sordino.study.report import numbers
 
 
 def filled(template: str, **values: Any) -> str:
@@ -35,9 +35,10 @@ def _templates() -> Environment:
     )
     # JSON inside a script element: tojson writes no "<", and a number that is not finite is an error.
     found.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "ensure_ascii": False, "allow_nan": False}
-    found.globals |= {"asset": _asset, "plotly": _plotly, "missing": MISSING, "version": __version__}
-    found.filters |= {"plain": plain, "epsilon": as_epsilon, "percent": percent, "duration": duration, "span": span}
-    found.filters |= {"epsilons": _epsilons, "counted": _counted, "listed": listed, "sortable": _sortable}
+    found.globals |= {"asset": _asset, "plotly": _plotly, "missing": numbers.MISSING, "version": __version__}
+    words = (numbers.plain, numbers.percent, numbers.span, numbers.plus_minus, numbers.listed, numbers.duration)
+    found.filters |= {word.__name__: word for word in words}
+    found.filters |= {"epsilon": numbers.as_epsilon, "epsilons": _epsilons, "counted": _counted, "sortable": _sortable}
     return found
 
 
@@ -54,7 +55,7 @@ def _plotly() -> Markup:
 
 
 def _epsilons(values: Sequence[float]) -> str:
-    return span(values, as_epsilon)
+    return numbers.span(values, numbers.as_epsilon)
 
 
 def _counted(count: int, word: str) -> str:

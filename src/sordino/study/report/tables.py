@@ -4,36 +4,18 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from sordino.study.report.charts import GROUPS, members
-from sordino.study.report.gather import Group, SeedRun, dig, every_run, flat
+from sordino.study.report.gather import GROUPS, Group, SeedRun, budgets_inside, dig, every_run, flat
 from sordino.study.report.numbers import (
-    MISSING,
-    SeedMean,
     finite,
     finites,
     listed,
-    plus_minus,
     span,
     spread,
 )
 from sordino.study.report.promises import Promise, promise_to, share
-
-QUALITY = {"accuracy": ("Accuracy", "%"), "central_accuracy": ("Central accuracy", "%"), "loss": ("Loss", "")}
-FAIRNESS = {
-    "psi": ("Ψ, test sets", ""),
-    "train_psi": ("Ψ, training sets", ""),
-    "worst_accuracy": ("Worst client", "%"),
-    "worst_decile": ("Worst tenth", "%"),
-    "best_decile": ("Best tenth", "%"),
-    "accuracy_variance": ("Variance, points²", "points²"),
-}
-"""Final metrics by their key in a result: the column's head and unit."""
-
-Cells = list[tuple[str, float | None]]
-"""What a row of numbers shows, each with the value that it sorts by."""
 
 
 def key_figures(groups: Sequence[Group]) -> dict[str, Any]:
@@ -80,18 +62,10 @@ def privacy_rows(groups: Sequence[Group]) -> list[dict[str, Any]]:
     return rows
 
 
-def final_metrics(groups: Sequence[Group], metrics: Mapping[str, tuple[str, str]]) -> dict[str, Any]:
-    """A row per method, a column per final metric that any run has: mean ± deviation over seeds."""
-    shown = [key for key in metrics if any(group.over_seeds(key) for group in groups)]
-
-    def cell(group: Group, key: str) -> tuple[str, float | None]:
-        value, unit = group.over_seeds(key), metrics[key][1]
-        if value is not None and unit == "points²":
-            value = SeedMean(1e4 * value.mean, value.deviation and 1e4 * value.deviation)
-        return plus_minus(value, unit == "%"), value.mean if value else None
-
-    rows = [(group, [cell(group, key) for key in shown]) for group in groups]
-    return {"heads": [f"#{metrics[key][0]}" for key in shown], "rows": rows}
+def at_the_end(groups: Sequence[Group]) -> set[str]:
+    """Names of the metrics that any final model has."""
+    named = {key for run in every_run(groups) for row in (run.final, *run.rounds) for key in row}
+    return {key for key in named if any(group.over_seeds(key) for group in groups)}
 
 
 def diverged(groups: Sequence[Group]) -> str:
@@ -104,31 +78,18 @@ def diverged(groups: Sequence[Group]) -> str:
 
 
 def budget_rows(groups: Sequence[Group]) -> dict[str, Any]:
-    """Do strict clients get a worse model? Accuracy of each group of budgets by method, and the gap."""
-    found: list[tuple[Group, dict[str, list[float]]]] = []
-    budgets: dict[str, list[float]] = {}
+    """Do strict clients get a worse model? Accuracy of each group of budgets by method, and loosest minus strictest."""
+    inside = budgets_inside(every_run(groups))
+    budgets = {name: inside[name] for name in GROUPS if inside.get(name)}
+    rows = []
     for group in groups:
-        means: dict[str, list[float]] = {name: [] for name in GROUPS}
-        for run in group.runs:
-            for name, places in members(run).items():
-                inside = [run.clients[place] for place in places]
-                budgets.setdefault(name, []).extend(finites(client.declared for client in inside))
-                mean = spread(client.accuracy for client in inside)
-                means[name] += [mean.mean] if mean else []
-        if any(means.values()):
-            found.append((group, means))
-    shown = [name for name in GROUPS if budgets.get(name)]
-    heads = [f"#{name}: ε {span(budgets[name])}" for name in shown] + ["#Gap"]
-    return {"heads": heads, "rows": [(group, _by_budget(means, shown)) for group, means in found]}
-
-
-def _by_budget(means: Mapping[str, Sequence[float]], shown: Sequence[str]) -> Cells:
-    """The mean accuracy of each group, and loosest minus strictest in points, over the seeds."""
-    values = [spread(means[name]) for name in shown]
-    gap = spread(loose - strict for loose, strict in zip(means[GROUPS[-1]], means[GROUPS[0]]))
-    told = MISSING if gap is None else f"{100 * gap.mean:+.1f} points".replace("-", "−")
-    cells = [(plus_minus(value, as_percent=True), value.mean if value else None) for value in values]
-    return [*cells, (told, gap.mean if gap else None)]
+        means = [run.budget_means([client.accuracy for client in run.clients]) for run in group.runs]
+        cells = [spread(one.get(name) for one in means) for name in budgets]
+        ends = [(one[GROUPS[0]], one[GROUPS[-1]]) for one in means if {GROUPS[0], GROUPS[-1]} <= set(one)]
+        gap = spread(loose - strict for strict, loose in ends)
+        if any(cells):
+            rows.append({"group": group, "cells": cells, "gap": gap})
+    return {"heads": [f"#{name}: ε {span(found)}" for name, found in budgets.items()], "rows": rows}
 
 
 def combining_rows(groups: Sequence[Group]) -> list[dict[str, Any]]:
