@@ -125,9 +125,8 @@ def run(
     """
     from sordino.privacy.ledger_schema import check_path
     from sordino.study.file import read_study
-    from sordino.study.progress import Live
     from sordino.study.run import train
-    from sordino.study.track import tracker
+    from sordino.study.track import Live, tracker
 
     read = read_study(study, set_)
     folder = out or Path("runs") / read.study.name
@@ -159,10 +158,10 @@ def run(
 
 def _sweep(read: Any, folder: Path, yes: bool, track: str | None) -> None:
     from sordino.study.compare import comparison_table, plain_results
-    from sordino.study.progress import Live
     from sordino.study.report import write
     from sordino.study.sweep import sweep
     from sordino.study.tidy import write_tables
+    from sordino.study.track import Live
 
     with Live(err_console, _state["quiet"]) as live:
         runs = sweep(read, folder, live.watch, yes, track)
@@ -198,8 +197,8 @@ def compare(
     from sordino.study.compare import compare as run_all
     from sordino.study.compare import comparison_table, plain_results
     from sordino.study.file import read_study
-    from sordino.study.progress import Live
     from sordino.study.report import write
+    from sordino.study.track import Live
 
     read = read_study(study, set_)
     folder = out or Path("runs") / f"{read.study.name}-compare"

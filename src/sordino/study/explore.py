@@ -105,13 +105,15 @@ def _paid(client: ClientPlan) -> int:
 def explore(plan: Plan, dimension: int, seed: int = 0) -> dict[str, Any]:
     """The grid, every client as planned, and for the explored ones z(ε) on the grid (and p(ε), bound(ε) where drawn).
 
-    ``factor`` is V_k = (z S/b)²/(T_k K), ``deviation`` the noise of one coordinate of a client's update.
+    The grid goes from a third of the strictest budget (at most 0.1) to three times the loosest (at least 10).
+    ``deviation`` is the noise of one coordinate of a client's update, ``ratio`` that noise over the largest signal,
+    z S √d/(b √K), and ``factor`` is V_k = (z S/b)²/(T_k K) = ratio²/(d T_k), with T_k at least 1.
     """
-    grid = epsilon_grid([c.budget.epsilon for c in plan.clients])
+    finite = [c.budget.epsilon for c in plan.clients if not c.budget.is_public] or [1.0]
+    grid = np.geomspace(min(0.1, min(finite) / 3), max(10.0, 3 * max(finite)), POINTS)
     places = _explored(plan)
     shapes, accountant = _noises(plan, places, grid)
     curves = {place: _with_own(plan, place, grid, noises) for place, noises in shapes.items()}
-    factors = planned_factors(plan)
     deviations, ratios = np.sqrt(plan.variances()), plan.noise_to_signal(dimension)
     return {
         "range": [float(grid[0]), float(grid[-1])],
@@ -129,7 +131,7 @@ def explore(plan: Plan, dimension: int, seed: int = 0) -> dict[str, Any]:
                 "noise": c.noise,
                 "deviation": float(deviations[place]),
                 "ratio": float(ratios[place]),
-                "factor": float(factors[place]),
+                "factor": float(ratios[place]) ** 2 / (dimension * max(1, c.turns)),
                 "turns": c.turns,
                 **dict(zip(("grid", "noises"), curves.get(place, (None, None)))),
             }
@@ -142,20 +144,6 @@ def explore(plan: Plan, dimension: int, seed: int = 0) -> dict[str, Any]:
 def _weighting(plan: Plan) -> str | None:
     """Which of the page's weightings the plan's aggregation rule follows: "size", "budget", "least", or None."""
     return WEIGHTS.get(plan.method.describe()["aggregate"].partition("(")[0])
-
-
-def epsilon_grid(epsilons: list[float]) -> Array:
-    """Budgets from a third of the strictest (at most 0.1) to three times the loosest (at least 10)."""
-    finite = [e for e in epsilons if math.isfinite(e)] or [1.0]
-    return np.geomspace(min(0.1, min(finite) / 3), max(10.0, 3 * max(finite)), POINTS)
-
-
-def planned_factors(plan: Plan) -> Array:
-    """V_k = (z_k S/b_k)²/(T_k K), of the plan's own noise; T_k at least 1."""
-    sensitivity = [c.terms.adjacency.sensitivity for c in plan.clients]
-    noises = np.array([c.noise * s for c, s in zip(plan.clients, sensitivity)])
-    taken = np.array([max(1, c.turns) * c.terms.count for c in plan.clients])
-    return np.asarray((noises / np.array([c.terms.divisor for c in plan.clients])) ** 2 / taken)
 
 
 def _explored(plan: Plan) -> list[int]:

@@ -178,24 +178,24 @@ class PlanView:
             yield f"[yellow]…and {len(self.warnings) - 12} more warnings[/yellow]"
 
 
-def _choice(plan: Plan, found: dict[str, Any]) -> list[Table | Text | str]:
-    """The same for the terminal: a scatter of p against size and ε (Figure 3 of the paper), and the ranking."""
+def _choice(plan: Plan, found: dict[str, Any]) -> RenderResult:
+    """Who is drawn: a scatter of p against size and ε (Figure 3 of the paper), and the rules ranked by their bound."""
     ratio = math.sqrt(found["noise_unbiased"] / found["noise"]) if found["noise"] > 0 else math.inf
-    lines: list[Table | Text | str] = [
+    yield (
         f"[bold]selection[/bold] {found['rule']}: ‖p−u‖₁ = {found['distance']:.3f}; the noise on the aggregate is "
         f"{ratio:.2f} times smaller (deviation) than with p = u"
-    ]
+    )
     epsilons = np.array([c.budget.epsilon for c in plan.clients])
     finite = np.isfinite(epsilons)
     if finite.any():
         chance = np.array(found["probabilities"]) / np.array(found["unbiased"])
-        lines.append(_scatter(epsilons[finite], plan.population.sizes[finite], chance[finite]))
+        yield _scatter(epsilons[finite], plan.population.sizes[finite], chance[finite])
     table = Table(title="rules by the bound of Theorem 2 (before training)", box=SIMPLE_HEAD, header_style="bold")
     for column in ("rule", "bound", "bias ‖q−u‖₁", "noise variance"):
         table.add_column(column, justify="left" if column == "rule" else "right")
     for row in found["ranking"]:
         table.add_row(row["rule"], f"{row['bound']:.3g}", f"{row['bias']:.3f}", f"{row['noise']:.3g}")
-    return [*lines, table]
+    yield table
 
 
 def _scatter(x: NDArray[np.float64], y: NDArray[np.int64], value: NDArray[np.float64]) -> Text:

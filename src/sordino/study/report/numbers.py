@@ -99,6 +99,12 @@ def percent(value: float | None) -> str:
     return MISSING if value is None else f"{100 * value:.1f} %".replace("-", "−")
 
 
+def certainty(epsilon: float) -> str:
+    """How sure an undecided observer can become under ε: posterior e^ε/(1 + e^ε) from a prior of one half."""
+    value = 1.0 / (1.0 + math.exp(-epsilon))
+    return "all but certain" if value > 0.9995 else f"at most {percent(value)} sure"
+
+
 def plus_minus(value: SeedMean | None, unit: str = "") -> str:
     """``mean ± deviation``, with as many decimals as the deviation supports; the mean alone for one seed.
 

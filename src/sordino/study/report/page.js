@@ -1,7 +1,7 @@
 // The report of finished runs; follows common.js.
   const off = new Set();
   hidden = (trace) => off.has(trace.legendgroup);
-  const stated = (entry) => entry[9].map((place) => data.clients.texts[place]).join("");
+  const stated = (entry) => entry[9].map((place) => data.clients.texts[place]).join(" ");
   // ---- switches of the methods: one state for all charts ---------------------------------------------------------
   function legends() {
     for (const box of document.querySelectorAll(".legend")) {

@@ -20,7 +20,7 @@ from sordino.study.report import numbers
 
 
 def filled(template: str, **values: Any) -> str:
-    """The template that lies beside this file, filled in; every value is escaped, so a name is only ever text."""
+    """The template that lies beside this file, filled in; on a page every value is escaped: a name is only text."""
     return _templates().get_template(template).render(values)
 
 
@@ -28,7 +28,7 @@ def filled(template: str, **values: Any) -> str:
 def _templates() -> Environment:
     found = Environment(
         loader=PackageLoader("sordino.study.report", ""),
-        autoescape=True,
+        autoescape=lambda template: template is None or template.endswith(".html"),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -36,8 +36,8 @@ def _templates() -> Environment:
     # JSON inside a script element: tojson writes no "<", and a number that is not finite is an error.
     found.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "ensure_ascii": False, "allow_nan": False}
     found.globals |= {"asset": _asset, "plotly": _plotly, "missing": numbers.MISSING, "version": __version__}
-    words = (numbers.plain, numbers.percent, numbers.span, numbers.plus_minus, numbers.listed, numbers.duration)
-    found.filters |= {word.__name__: word for word in words}
+    for word in ("plain", "percent", "span", "plus_minus", "listed", "duration", "certainty"):
+        found.filters[word] = getattr(numbers, word)
     found.filters |= {"epsilon": numbers.as_epsilon, "epsilons": _epsilons, "counted": _counted, "sortable": _sortable}
     return found
 

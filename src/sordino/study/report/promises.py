@@ -12,7 +12,8 @@ from enum import StrEnum
 from typing import Any
 
 from sordino.study.report.gather import Client, Group, SeedRun
-from sordino.study.report.numbers import as_epsilon, listed, percent, plain, short, upward
+from sordino.study.report.numbers import listed, plain, short, upward
+from sordino.study.report.page import filled
 
 ROUNDING = 1e-6
 """Relative slack when spent is held against budget: JSON and display rounding, nothing more."""
@@ -106,11 +107,11 @@ def sheets(groups: Sequence[Group]) -> dict[str, Any]:
 
     found = []
     for group in groups:
-        alike: dict[str, list[SeedRun]] = {}
+        alike: dict[str, tuple[list[list[Any]], list[SeedRun]]] = {}
         for run in group.runs:
-            alike.setdefault(repr((run.private, [_row(client, run.private) for client in run.clients])), []).append(run)
-        for runs in alike.values():
-            rows = [_row(client, runs[0].private) for client in runs[0].clients]
+            rows = [_row(client, run.private) for client in run.clients]
+            alike.setdefault(repr((run.private, rows)), (rows, []))[1].append(run)
+        for rows, runs in alike.values():
             seeds = f"seed{'s' if len(runs) > 1 else ''} {', '.join(str(run.seed) for run in runs)}"
             found.append(
                 {
@@ -181,63 +182,19 @@ def statement(client: Client, private: bool) -> str:
     Says how sure an observer can become only for a client that stayed within a finite budget; every other promise
     is named as what it is.
     """
-    return "".join(_sentences(client, private))
+    return " ".join(_sentences(client, private))
 
 
 def _sentences(client: Client, private: bool) -> list[str]:
-    """The statement in parts; what most statements share is a part of its own, which the page stores once."""
-    who, allowed, spent = client.name, _epsilon(client.epsilon), _epsilon(client.spent)
-    match promise_to(client, private):
-        case Promise.NONE:
-            return [
-                f"{who} has NO privacy guarantee from this run: what it sent was not protected, "
-                "so any of its records may be recoverable."
-            ]
-        case Promise.UNKNOWN:
-            return [f"The result does not record what {who} spent, so nothing can be promised to it."]
-        case Promise.PUBLIC:
-            return [f"{who} declared its data public (ε = ∞): it asked for no protection and has none."]
-        case Promise.EXCEEDED:
-            return [
-                f"{who} allowed {allowed} and spent {spent}: its budget was EXCEEDED and the promise it was given "
-                "does not hold."
-            ]
-    cost = client.spent or 0.0
-    parts = [
-        f"{who} allowed {allowed} at δ = {plain(client.delta)} and has spent {spent} ({percent(share(client))} of it). "
-    ]
-    if client.run is not None and client.run < cost * (1 - ROUNDING):
-        parts.append(
-            f"This run accounts for {_epsilon(client.run)}; the rest was spent by earlier runs on its ledger. "
-        )
-    replaced = client.adjacency == "replace-one"
-    parts += [
-        "It released: ",
-        releases(client),
-        ". Someone who sees all of that, knows every other record, and cannot tell whether one given record was used "
-        f"or {'another in its place' if replaced else 'blanked out'} (50 : 50) can become ",
-        certainty(cost),
-        ", leaving aside a chance of about δ.",
-        " That is a weak promise." if cost > WEAK else "",
-    ]
-    if not replaced and client.replace_one is None:
-        parts.append(" No finite replace-one figure was recorded.")
-    elif not replaced:
-        parts.append(" If the question is which of two records was used (replace-one): ")
-        parts.append(f"{_epsilon(client.replace_one)}, {certainty(client.replace_one or 0.0)}.")
-    if client.ends == math.inf:
-        parts.append(" What is left of its budget would pay for at least one more turn like these.")
-    elif client.ends is not None:
-        never = " Its budget could not pay for a single turn of this run."
-        parts.append(f" After round {int(client.ends)} its budget pays for no further turn." if client.ends else never)
-    return parts
-
-
-def certainty(epsilon: float) -> str:
-    """How sure an undecided observer can become under ε: posterior e^ε/(1 + e^ε) from a prior of one half."""
-    value = 1.0 / (1.0 + math.exp(-epsilon))
-    return "all but certain" if value > 0.9995 else f"at most {percent(value)} sure"
-
-
-def _epsilon(value: float | None) -> str:
-    return f"ε\u00a0=\u00a0{as_epsilon(value)}"
+    """The statement's sentences; the page stores once what several statements share."""
+    told = filled(
+        "statement.txt",
+        client=client,
+        promise=promise_to(client, private),
+        share=share(client),
+        earlier=(client.run or math.inf) < (client.spent or 0.0) * (1 - ROUNDING),
+        releases=releases(client),
+        weak=WEAK,
+        lasting=client.ends == math.inf,
+    )
+    return told.splitlines()
