@@ -17,7 +17,7 @@ from sordino.privacy.statement import ADJACENCY
 from sordino.study.report import promises, tables
 from sordino.study.report.charts import MAX_DIAGNOSTICS, drawn
 from sordino.study.report.figures import slug
-from sordino.study.report.gather import Group, Result, diagnostics, dig, every_run, grouped
+from sordino.study.report.gather import Group, Result, diagnostics, dig, every_run, flat, grouped
 from sordino.study.report.numbers import finites, listed
 from sordino.study.report.page import filled, write_page
 
@@ -59,8 +59,8 @@ def render(results: Sequence[Result], title: str | None = None) -> str:
         undrawn=listed(recorded[MAX_DIAGNOSTICS:]),
         combining=tables.combining_rows(groups),
         observed=any(row.get("observer") for run in runs for row in run.rounds),
-        versions=tables.versions(groups),
-        settings=tables.settings(groups),
+        versions=tables.told_once([{str(name): str(one) for name, one in run.versions.items()} for run in runs]),
+        settings=tables.told_once([flat(run.study) for run in runs]),
         charts={chart.id: chart for chart in charts},
         diagnosed={slug("diagnostics", name): name for name in recorded[:MAX_DIAGNOSTICS]},
         drawing=bool(charts),

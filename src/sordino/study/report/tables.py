@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sordino.study.report.gather import GROUPS, Group, SeedRun, budgets_inside, dig, every_run, flat
-from sordino.study.report.numbers import (
-    finite,
-    finites,
-    listed,
-    span,
-    spread,
-)
+from sordino.study.report.gather import GROUPS, Group, SeedRun, budgets_inside, dig, every_run
+from sordino.study.report.numbers import finite, finites, listed, span, spread
 from sordino.study.report.promises import Promise, promise_to, share
 
 
@@ -54,7 +48,6 @@ def privacy_rows(groups: Sequence[Group]) -> list[dict[str, Any]]:
                 "kept": kept,
                 "asked": asked,
                 "spent": [min(spent), statistics.median(spent), max(spent)] if spent else [],
-                "most_spent": max(spent, default=None),
                 "replaced": max(finites(client.replace_one for client in bound), default=None),
                 "releases": max((sum(r.get("count") or 0 for r in c.releases) for c in bound), default=None),
             }
@@ -125,21 +118,11 @@ def _last(run: SeedRun, key: str) -> float | None:
     return next((value for value in told if value is not None), None)
 
 
-def settings(groups: Sequence[Group]) -> dict[str, str]:
-    """The study's settings: what all runs share once, what differs with each of its values."""
-    runs = [flat(run.study) for run in every_run(groups)]
+def told_once(tables: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """The settings (or versions) of several runs as one table: what they share once, what differs with each value."""
     found = {}
-    for key in dict.fromkeys(key for one in runs for key in one):
-        values = list(dict.fromkeys(one.get(key, "unset") for one in runs))
+    for key in dict.fromkeys(key for table in tables for key in table):
+        values = list(dict.fromkeys(table.get(key, "unset") for table in tables))
         told = " | ".join(values[:8]) + (" | …" if len(values) > 8 else "")
         found[key] = told if len(told) <= 240 else f"{told[:240]}…"
     return found
-
-
-def versions(groups: Sequence[Group]) -> dict[str, list[str]]:
-    """Versions of what made the results."""
-    found: dict[str, dict[str, None]] = {}
-    for run in every_run(groups):
-        for name, version in run.versions.items():
-            found.setdefault(str(name), {})[str(version)] = None
-    return {name: list(told) for name, told in found.items()}
