@@ -65,7 +65,9 @@ def render(results: Sequence[Result], title: str | None = None) -> str:
         diagnosed={slug("diagnostics", name): name for name in recorded[:MAX_DIAGNOSTICS]},
         drawing=bool(charts),
         data={
-            "methods": [{"label": group.label, "index": group.index} for group in groups],
+            "methods": [
+                {key: getattr(group, key) for key in ("label", "index", "colour", "symbol")} for group in groups
+            ],
             "charts": [chart.data for chart in charts],
             "clients": promises.sheets(groups),
         },

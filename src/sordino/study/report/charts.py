@@ -13,7 +13,6 @@ from sordino.study.report.figures import (
     axis_type,
     by_client,
     clouds,
-    colour,
     diagonal,
     line_chart,
     safe,
@@ -148,16 +147,10 @@ def _spectrum(groups: Sequence[Group]) -> Chart | None:
     for group in groups:
         updates, low = _spectra(group.runs[0])
         kept = [value for value in low if value > 0]
-        series = [("updates", updates, "solid", "circle"), ("low-rank part", kept, "dot", "circle-open")]
-        for name, values, dash, symbol in series:
-            style = {
-                "name": safe(f"{group.label}: {name}"),
-                "line": {"color": colour(group), "width": 1.75, "dash": dash},
-                "marker": {"color": colour(group), "symbol": symbol, "size": 6},
-                "hovertemplate": "%{y:.3g}",
-            }
+        for name, look, values in (("updates", "spectrum", updates), ("low-rank part", "low-rank", kept)):
             xs, ys = range(1, len(values) + 1), [short(value, 4) for value in values]
-            traces += [trace(group, "lines+markers", xs, ys, **style)] if values else []
+            words = {"name": safe(f"{group.label}: {name}"), "hovertemplate": "%{y:.3g}"}
+            traces += [trace(group, look, xs, ys, **words)] if values else []
         if updates:
             rank = f", low-rank part of rank {len(kept)}" if low else ""
             told.append(f"{group.label} {plain(updates[0])} to {plain(updates[-1])}{rank}")

@@ -1,7 +1,6 @@
-"""The kinds of charts, as plain dicts of plotly traces: a metric by round, a quantity by client, a cloud of clients.
+"""The kinds of charts: a metric by round, a quantity by client, a cloud of clients.
 
-Every method has one colour and one marker everywhere. Colours are tokens: ``@m0`` is the first method's, ``@m0~0.16``
-the same, nearly transparent; common.js reads their values from page.css for the theme in use.
+Here are the numbers of plotly's traces; how they look (colours, markers, lines) is in page.js and page.css.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from sordino.study.report.gather import COLOURS, Client, Curve, Group, SeedRun, curve
+from sordino.study.report.gather import Client, Curve, Group, SeedRun, curve
 from sordino.study.report.numbers import finites, percent, plain, short
 
 Trace = dict[str, Any]
@@ -23,7 +22,6 @@ WIDE = 20.0
 MAX_NAMES = 24
 """Up to this many clients are named along an axis."""
 
-DASHES = ("solid", "dash", "dot", "dashdot")
 TURNS = "turns per round"
 
 
@@ -59,15 +57,10 @@ def axis_type(values: Sequence[float]) -> str:
     return "log" if values and min(values) > 0 and max(values) > WIDE * min(values) else "linear"
 
 
-def trace(group: Group, mode: str, x: Sequence[Any], y: Sequence[Any], **more: Any) -> Trace:
-    """A series of one method, in its name and colour."""
-    own = {"type": "scatter", "mode": mode, "name": safe(group.label), "legendgroup": f"m{group.index}"}
-    return {**own, "x": list(x), "y": list(y), **more}
-
-
-def colour(group: Group) -> str:
-    """The colour token of a method."""
-    return f"@m{group.colour}"
+def trace(group: Group, look: str, x: Sequence[Any], y: Sequence[Any], **more: Any) -> Trace:
+    """A series of one method: its numbers, and by which of page.js's looks they are drawn."""
+    named = {"name": safe(group.label), "legendgroup": f"m{group.index}", "look": look}
+    return {**named, "x": list(x), "y": list(y), **more}
 
 
 # ---- a metric by round ----
@@ -89,7 +82,8 @@ def line_chart(groups: Sequence[Group], path: Sequence[str], quantity: str, *oth
     for group, found in curves:
         if any(found.deviation):
             traces.append(_band(group, found, min(values) / 2 if logarithmic else None))
-        traces.append(_line(group, found, "%{y:.1%}" if share else "%{y:.4g}"))
+        means = [short(value) for value in found.mean]
+        traces.append(trace(group, "line", found.rounds, means, hovertemplate="%{y:.1%}" if share else "%{y:.4g}"))
     rounds = [number for _, found in curves for number in found.rounds]
     shown: dict[str, Any] = {"tickformat": ".0%"} if share else {}
     if share and max(values) == min(values):  # nothing to zoom in on
@@ -106,19 +100,6 @@ def line_chart(groups: Sequence[Group], path: Sequence[str], quantity: str, *oth
     )
 
 
-def _line(group: Group, found: Curve, hover: str) -> Trace:
-    """The mean over seeds by round (a dot when there is one round only)."""
-    return trace(
-        group,
-        "lines" if len(found.rounds) > 1 else "markers",
-        found.rounds,
-        [short(value) for value in found.mean],
-        line={"color": colour(group), "width": 2.25, "dash": DASHES[(group.index // COLOURS) % len(DASHES)]},
-        marker={"color": colour(group), "symbol": group.symbol, "size": 8},
-        hovertemplate=hover,
-    )
-
-
 def _band(group: Group, found: Curve, floor: float | None) -> Trace:
     """One closed outline: forward along mean + deviation, back along mean − deviation.
 
@@ -126,18 +107,10 @@ def _band(group: Group, found: Curve, floor: float | None) -> Trace:
     """
     pairs = [(mean, deviation or 0.0) for mean, deviation in zip(found.mean, found.deviation, strict=True)]
     low = [mean - deviation if floor is None else max(mean - deviation, floor) for mean, deviation in pairs]
-    return trace(
-        group,
-        "lines",
-        [*found.rounds, *reversed(found.rounds)],
-        [short(value, 4) for value in (*(mean + deviation for mean, deviation in pairs), *reversed(low))],
-        name=safe(f"{group.label} ± deviation"),
-        fill="toself",
-        fillcolor=f"{colour(group)}~0.16",
-        line={"width": 0, "color": colour(group)},
-        hoverinfo="skip",
-        meta="band",
-    )
+    edge = [*(mean + deviation for mean, deviation in pairs), *reversed(low)]
+    rounds = [*found.rounds, *reversed(found.rounds)]
+    name = safe(f"{group.label} ± deviation")
+    return trace(group, "band", rounds, [short(value, 4) for value in edge], name=name, meta="band")
 
 
 # ---- clients ----
@@ -169,27 +142,17 @@ def clouds(
 
 
 def _points(group: Group, xs: Sequence[float], ys: Sequence[float], names: Sequence[str], hover: str) -> Trace:
-    """Points of one method: smaller and clearer when there are many, outlined to keep them apart, named on hovering."""
-    size, opacity = (9, 0.9) if len(xs) <= 60 else (6, 0.65)
-    outline = {"width": 0.75, "color": "@card"}
-    return trace(
-        group,
-        "markers",
-        [short(x, 4) for x in xs],
-        [short(y, 4) for y in ys],
-        text=[safe(name) for name in names],
-        marker={"color": colour(group), "symbol": group.symbol, "size": size, "opacity": opacity, "line": outline},
-        hovertemplate=f"%{{text}}<br>{hover}",
-    )
+    """Points of one method; hovering names the client."""
+    text, told = [safe(name) for name in names], f"%{{text}}<br>{hover}"
+    return trace(group, "points", [short(x, 4) for x in xs], [short(y, 4) for y in ys], text=text, hovertemplate=told)
 
 
 def diagonal(name: str, numbers: Sequence[float]) -> tuple[Trace, str]:
-    """The dashed line on which both axes agree, and the type of the axes."""
+    """The line on which both axes agree, and the type of the axes."""
     positive = [number for number in numbers if number > 0]
     kind = axis_type(numbers)
     ends = [short(0.85 * min(positive) if kind == "log" else 0.0), short(1.15 * max(positive))]
-    style = {"line": {"color": "@muted", "width": 1.5, "dash": "dash"}, "hoverinfo": "skip"}
-    return {"type": "scatter", "mode": "lines", "name": name, "x": ends, "y": ends, **style}, kind
+    return {"name": name, "look": "diagonal", "x": ends, "y": ends}, kind
 
 
 def by_client(

@@ -2,6 +2,30 @@
   const off = new Set();
   hidden = (trace) => off.has(trace.legendgroup);
   const stated = (entry) => entry[9].map((place) => data.clients.texts[place]).join(" ");
+  // ---- how a series looks: one colour and one marker per method, everywhere ---------------------------------------
+  const DASHES = ["solid", "dash", "dot", "dashdot"]; // of a method that has the colour of an earlier one
+  const LOOKS = {
+    line: ({ x }, color, { symbol, index }) => ({
+      mode: x.length > 1 ? "lines" : "markers", marker: { color, symbol, size: 8 },
+      line: { color, width: 2.25, dash: DASHES[Math.floor(index / 8) % DASHES.length] },
+    }),
+    band: (_, color) => ({ mode: "lines", fill: "toself", fillcolor: `${color}~0.16`, line: { width: 0, color }, hoverinfo: "skip" }),
+    // Smaller and clearer when there are many; the outline keeps overlapping points apart.
+    points: ({ x }, color, { symbol }) => ({
+      mode: "markers",
+      marker: { color, symbol, ...(x.length <= 60 ? { size: 9, opacity: 0.9 } : { size: 6, opacity: 0.65 }), line: { width: 0.75, color: "@card" } },
+    }),
+    spectrum: (_, color) => ({ mode: "lines+markers", line: { color, width: 1.75, dash: "solid" }, marker: { color, symbol: "circle", size: 6 } }),
+    "low-rank": (_, color) => ({ mode: "lines+markers", line: { color, width: 1.75, dash: "dot" }, marker: { color, symbol: "circle-open", size: 6 } }),
+    diagonal: () => ({ mode: "lines", line: { color: "@muted", width: 1.5, dash: "dash" }, hoverinfo: "skip" }),
+  };
+
+  function styled({ look, ...trace }) {
+    const method = data.methods.find((one) => `m${one.index}` === trace.legendgroup);
+    return { type: "scatter", ...trace, ...LOOKS[look](trace, `@m${method?.colour}`, method) };
+  }
+
+  for (const chart of data.charts) chart.traces = chart.traces.map(styled);
   // ---- switches of the methods: one state for all charts ---------------------------------------------------------
   function legends() {
     for (const box of document.querySelectorAll(".legend")) {
