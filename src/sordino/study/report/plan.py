@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from sordino.study.explore import EXPLORED, POINTS, describe_choice, explore
+from sordino.study.explore import EXPLORED, POINTS, explore
 from sordino.study.report.figures import Chart, axis_type, places, safe
 from sordino.study.report.numbers import plain, short
 from sordino.study.report.page import filled, write_page
@@ -34,8 +34,7 @@ def render_plan(view: PlanView, name: str | None = None) -> str:
     bounded = [client for client in view.plan.clients if not client.budget.is_public]
     found = _explorer(view) if method.private else None
     able = [one["noises"] is not None for one in found["clients"]] if found else [False] * len(view.clients)
-    drawn = describe_choice(view.plan, view.dimension, view.seed)
-    charts = [_chances(view, drawn)] if drawn else []
+    charts = [_chances(view, view.selection)] if view.selection else []
     return filled(
         "plan.html",
         title=f"{name}: {method.name}" if name else method.name,
@@ -49,7 +48,7 @@ def render_plan(view: PlanView, name: str | None = None) -> str:
         points=POINTS,
         thinned=EXPLORED if sum(able) == EXPLORED < len(able) else None,
         clients=[{**client, "movable": movable} for client, movable in zip(view.clients, able, strict=True)],
-        drawn=drawn,
+        drawn=view.selection,
         made=_parts(view),
         charts={chart.id: chart for chart in charts},
         drawing=bool(charts or found),
@@ -75,8 +74,7 @@ def _explorer(view: PlanView) -> dict[str, Any] | None:
 def _parts(view: PlanView) -> dict[str, Any]:
     """The method's parts, the settings, and the ways to per-record gradients."""
     settings = {f"training.{key}": value for key, value in vars(view.plan.training).items() if value is not None}
-    ways = sorted({f"{layer.kind}: {layer.method}" for layer in view.layers})
-    return {**view.plan.method.describe(), **settings, "gradient engine": ", ".join(ways)}
+    return {**view.plan.method.describe(), **settings, "gradient engine": view.engine}
 
 
 def _chances(view: PlanView, drawn: dict[str, Any]) -> Chart:
