@@ -192,9 +192,9 @@ def _sentences(client: Client, private: bool) -> list[str]:
         client=client,
         promise=promise_to(client, private),
         share=share(client),
-        earlier=(client.run or math.inf) < (client.spent or 0.0) * (1 - ROUNDING),
+        earlier=client.run is not None and client.run < (client.spent or 0.0) * (1 - ROUNDING),
         releases=releases(client),
         weak=WEAK,
         lasting=client.ends == math.inf,
     )
-    return told.splitlines()
+    return told.strip("\n").split("\n")
