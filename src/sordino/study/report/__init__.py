@@ -17,8 +17,8 @@ from sordino.privacy.statement import ADJACENCY
 from sordino.study.report import promises, tables
 from sordino.study.report.charts import MAX_DIAGNOSTICS, drawn
 from sordino.study.report.figures import slug
-from sordino.study.report.gather import Group, Result, diagnostics, dig, every_run, flat, grouped
-from sordino.study.report.numbers import finites, listed
+from sordino.study.report.gather import Group, Result, diagnostics, dig, every_run, everyone_always, flat, grouped
+from sordino.study.report.numbers import listed
 from sordino.study.report.page import filled, write_page
 
 __all__ = ["render", "write"]
@@ -39,7 +39,6 @@ def render(results: Sequence[Result], title: str | None = None) -> str:
     runs = every_run(groups)
     charts = drawn(groups)
     recorded = diagnostics(groups)
-    turns = finites(client.participation for run in runs for client in run.clients)
     return filled(
         "page.html",
         title=title or _title(groups),
@@ -55,7 +54,7 @@ def render(results: Sequence[Result], title: str | None = None) -> str:
         diverged=tables.diverged(groups),
         known=tables.at_the_end(groups),
         by_budget=tables.budget_rows(groups),
-        everyone=bool(turns) and set(turns) == {1.0},
+        everyone=everyone_always(groups),
         undrawn=listed(recorded[MAX_DIAGNOSTICS:]),
         combining=tables.combining_rows(groups),
         observed=any(row.get("observer") for run in runs for row in run.rounds),

@@ -6,19 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sordino.study.report.figures import (
-    TURNS,
-    Chart,
-    Trace,
-    axis_type,
-    by_client,
-    clouds,
-    diagonal,
-    line_chart,
-    safe,
-    trace,
-)
-from sordino.study.report.gather import Client, Group, SeedRun, budgets_inside, diagnostics, dig
+from sordino.study.report.figures import Chart, Trace, axis_type, by_client, clouds, diagonal, line_chart, safe, trace
+from sordino.study.report.gather import Client, Group, SeedRun, budgets_inside, diagnostics, dig, everyone_always
 from sordino.study.report.numbers import finite, finites, percent, plain, short, span, thin
 from sordino.study.report.promises import ROUNDING, Promise, promise_to
 
@@ -40,6 +29,7 @@ def drawn(groups: Sequence[Group]) -> list[Chart]:
     def line(path: str, quantity: str, *others: str) -> Chart | None:
         return line_chart(groups, path.split("/"), quantity, *(other.split("/") for other in others))
 
+    alike = everyone_always(groups)
     found = [
         _budgets(groups),
         line("spent_epsilon/max", "largest spent ε of any client"),
@@ -52,7 +42,7 @@ def drawn(groups: Sequence[Group]) -> list[Chart]:
         _client_curves(groups),
         line("psi", "Ψ, spread of the clients' losses"),
         line("worst_decile", "accuracy of the worst tenth"),
-        by_client(groups, "participation", TURNS, lambda client: client.participation),
+        None if alike else by_client(groups, "participation", "turns per round", lambda client: client.participation),
         by_client(groups, "aggregation-weight", "mean weight", lambda client: client.weight),
         _optimum(groups),
         line("observer/noise_power", "noise power Σ w²σ²/η²", "diagnostics/noise_power"),

@@ -22,8 +22,6 @@ WIDE = 20.0
 MAX_NAMES = 24
 """Up to this many clients are named along an axis."""
 
-TURNS = "turns per round"
-
 
 @dataclass(frozen=True)
 class Chart:
@@ -166,7 +164,7 @@ def by_client(
     seats = {name: place for place, name in enumerate(order)}
     columns = [(group, means) for group in groups if (means := _client_means(group, value))]
     everything = [mean for _, means in columns for mean in means.values()]
-    if not columns or (quantity == TURNS and set(everything) == {1.0}):
+    if not columns:
         return None
     share = quantity == "accuracy"
     form, hover = (percent, " %{y:.1%}") if share else (plain, " %{y:.3g}")

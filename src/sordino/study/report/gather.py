@@ -183,6 +183,11 @@ def every_run(groups: Sequence[Group]) -> list[SeedRun]:
     return [run for group in groups for run in group.runs]
 
 
+def everyone_always(groups: Sequence[Group]) -> bool:
+    """Whether every client took part once in every round, as far as the results tell."""
+    return {1.0} == set(finites(client.participation for group in groups for client, _ in group.clients))
+
+
 def budgets_inside(runs: Sequence[SeedRun]) -> dict[str, list[float]]:
     """The budgets that the clients of each group of budgets declared."""
     found: dict[str, list[float]] = defaultdict(list)
