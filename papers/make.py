@@ -83,7 +83,7 @@ class Workshop:
         training = {key: value for key, value in cell.training.items() if key not in NOT_FOR_NOISE}
         asked = [(one.question.what, one.batch, one.share, one.size, one.of) for one in method.ask]
         drawn = None
-        if method.select.name != "everyone":
+        if method.select.draws:
             drawn = [method.select.name, cell.parts.get("select"), cell.seed, cell.model, dict(cell.model_options)]
         budgets = [(b.epsilon, b.delta, str(b.adjacency)) for b in clients.budgets or ()]
         who = [clients.sizes.tolist(), budgets, clients.batch_sizes, clients.names]

@@ -118,7 +118,7 @@ def plan(
     elif not html:
         out_console.print(view)
     if html:
-        from sordino.study.report.planned import write_plan
+        from sordino.study.report.plan import write_plan
 
         console = err_console if as_json else out_console
         console.print(f"plan: {write_plan(view, html, read.study.name)}", highlight=False)
@@ -144,9 +144,8 @@ def run(
     """
     from sordino.privacy.ledger_format import check_path
     from sordino.study.file import read_study
-    from sordino.study.progress import Live
     from sordino.study.run import train
-    from sordino.study.track import tracker
+    from sordino.study.track import Live, tracker
 
     read = read_study(study, [*set_, *([f"study.track={track}"] if track else [])])
     folder = out or Path("runs") / read.study.name
@@ -180,10 +179,10 @@ def run(
 
 def _sweep(read: Any, folder: Path, yes: bool, stack: bool | None, processes: int) -> None:
     from sordino.study.compare import comparison_table
-    from sordino.study.progress import Live
     from sordino.study.schedule import Scheduler
     from sordino.study.sweep import sweep
     from sordino.study.tidy import write_tables
+    from sordino.study.track import Live
 
     with Live(err_console, _state["quiet"]) as live:
         runs = sweep(read, folder, live.watch, yes, Scheduler(read.study.device, stack, processes))
@@ -222,8 +221,8 @@ def compare(
     from sordino.study.compare import compare as run_all
     from sordino.study.compare import comparison_table
     from sordino.study.file import read_study
-    from sordino.study.progress import Live
     from sordino.study.schedule import Scheduler
+    from sordino.study.track import Live
 
     read = read_study(study, set_)
     folder = out or Path("runs") / f"{read.study.name}-compare"

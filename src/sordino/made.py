@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import types
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, fields, replace
 from functools import wraps
@@ -30,7 +31,8 @@ class Made:
 
     def still(self, value: Any) -> bool:
         """Whether this is the value that the factory made, with none of its fields exchanged."""
-        return all(getattr(value, name) is held for name, held in self.fields)
+        whole = {one.name for one in fields(value)} - set(_LABELS) == set(dict(self.fields))
+        return whole and all(getattr(value, name) is held for name, held in self.fields)
 
 
 def part(
@@ -55,14 +57,29 @@ def part(
                 shown = ", ".join(f"{key}={option}" for key, option in given.arguments.items())
                 value = replace(value, name=f"{value.name}({shown})")
             given.apply_defaults()
+            told = dict(given.arguments)
+            if more is not None:
+                defaults = {one.name: one.default for one in fields(more) if one.name not in told}
+                told = {**defaults, **told, **told.pop(_rest(signature))}
             held = tuple((one.name, getattr(value, one.name)) for one in fields(value) if one.name not in _LABELS)
-            made = Made(f"{factory.__module__}:{factory.__qualname__}", tuple(given.arguments.items()), held)
+            made = Made(f"{factory.__module__}:{factory.__qualname__}", tuple(sorted(told.items())), held)
             return replace(value, made=made)
 
         make.__dict__["more"] = more
         return make
 
     return around
+
+
+def _rest(signature: inspect.Signature) -> str:
+    """The name of the parameter that takes all other keywords."""
+    kind = inspect.Parameter.VAR_KEYWORD
+    return next(one.name for one in signature.parameters.values() if one.kind is kind)
+
+
+def is_factory(value: Any) -> bool:
+    """Whether somebody marked this as a factory of parts (``part``)."""
+    return isinstance(value, types.FunctionType) and "more" in vars(value)
 
 
 def options_of(factory: Callable[..., Any]) -> list[str]:
@@ -79,6 +96,8 @@ def imported(spec: str, what: str, modules: Collection[str] | None = None) -> An
     ``what`` is what the caller is looking for, for messages; ``modules``: those that may be imported (None: any).
     """
     module, _, attribute = spec.partition(":")
+    if not (all(word.isidentifier() for word in module.split(".")) and attribute.isidentifier()):
+        raise BadInput(f"{what} {spec!r} is not a name: write module:attribute, such as my_methods:my_rule")
     if modules is not None and module not in modules:
         allowed = f"this site allows {', '.join(modules)}" if modules else "this site allows none (limits.modules)"
         raise BadInput(f"{what} {spec!r} comes from the module {module!r}, which is not allowed here: {allowed}")

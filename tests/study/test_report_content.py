@@ -303,6 +303,28 @@ def test_names_cannot_break_out_of_the_page():
     assert data_of([result])["clients"]["sheets"][0]["rows"][0][0] == evil
 
 
+def test_a_name_with_a_script_stays_text_wherever_it_is_written():
+    evil = '<script>alert("x")</script>{{ 7 * 7 }}'
+    results = fixture.comparison(seeds=(0,))
+    for result in results:
+        result["privacy"][0]["client"] = evil
+        result["study"]["name"] = evil
+    results[1]["privacy"][0] |= {"epsilon": 1.0, "spent_epsilon": 9.0}  # names the client on the first screen
+    page = page_of(results)
+    assert "<script>alert" not in page
+    assert "49" not in re.search(r"<h1>(.*?)</h1>", page)[1]
+    assert unescape(re.search(r"<h1>(.*?)</h1>", page)[1]).startswith(evil)
+    assert evil in first_screen(results)
+
+
+def test_schema_two_adds_keys_that_the_report_can_do_without():
+    first = fixture.result(rounds=2)
+    second = copy.deepcopy(first) | {"schema": 2, "checksum": None, "evaluation": None, "trust": None}
+    for entry in second["privacy"]:
+        entry["own_epsilon"] = None
+    assert page_of([second]) == page_of([first])
+
+
 @pytest.mark.parametrize(
     ("results", "words"),
     [([], "no result"), ([{"rounds": []}], "names no method"), ([{"method": "x", "schema": 7}], "schema 7")],

@@ -111,6 +111,8 @@ def test_a_cumulative_ledger_is_told_apart_from_this_run():
     told = statement(shown_client([result]), True).replace("\u00a0", " ")
     assert "spent ε = 2.5 " in told
     assert "This run accounts for ε = 1.25; the rest was spent by earlier runs" in told
+    idle = with_privacy(result, run_epsilon=0.0)
+    assert "This run accounts for ε\u00a0=\u00a00; the rest" in statement(shown_client([idle]), True)
 
 
 def test_a_weak_promise_is_called_weak():

@@ -54,13 +54,19 @@ def scalar_piece(values: Tensor, owner: Tensor | None, rows: int, spread: Callab
 
 @part()
 def bounded_loss(start: float = 2.5) -> Question:
-    """Σ min(max(0, F_j), C_l): C_l is ``start`` until the server broadcasts a ``loss_bound`` of its own.
-
-    An infinite ``start`` asks for the loss without a bound, which no noise can cover: for methods that are NOT PRIVATE.
-    """
-    if not start > 0:
+    """Σ min(max(0, F_j), C_l): C_l is ``start`` until the server broadcasts a ``loss_bound`` of its own."""
+    if not 0 < start < math.inf:
         raise BadInput(f"the loss bound is {start!r}: it must be a positive number, for it is what noise is scaled by")
+    return _loss(start)
 
+
+@part()
+def exact_loss() -> Question:
+    """Σ max(0, F_j) without a bound: no noise can cover it, so it is for methods that are NOT PRIVATE."""
+    return _loss(math.inf)
+
+
+def _loss(start: float) -> Question:
     def limit(public: Public) -> Tensor | float:
         found: Tensor | float = public.get("loss_bound", start)
         return found

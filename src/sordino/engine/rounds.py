@@ -136,14 +136,22 @@ def who_trains(plan: Plan, called: Round, heard: Heard, taken: Index, number: in
     if rule.choose is None or not heard:
         return called, heard
     answers = {what: _entries(values) for what, values in heard.items()}
-    rows = np.asarray(rule.choose(Candidates(called.clients, answers, taken, schedule, number)), dtype=np.int64)
-    if len(set(rows.tolist())) < len(rows) or not np.isin(rows, np.arange(len(called.clients))).all():
-        raise BadInput(f"select {rule.name!r} chose places {rows.tolist()} of {len(called.clients)} candidates")
+    asked = Candidates(called.clients.copy(), answers, taken.copy(), schedule, number)
+    chosen: Any = np.asarray(rule.choose(asked))
+    places = set(range(len(called.clients)))
+    whole = chosen.ndim == 1 and (chosen.dtype.kind in "iu" or not chosen.size)
+    if not whole or len(chosen) > len(set(chosen.tolist()) & places):
+        raise BadInput(
+            f"select {rule.name!r} chose {chosen.tolist()!r} of {len(places)} candidates: it has to give whole numbers "
+            "from 0, each once: their places"
+        )
+    rows = chosen.astype(np.int64)
     if schedule.caps is not None:
         rows = rows[taken[called.clients[rows]] < schedule.caps[called.clients[rows]]]
     kept = called.clients[rows]
-    chosen = Round(kept, np.zeros_like(kept), np.ones(len(kept)))
-    return chosen, {what: values[torch.from_numpy(rows).to(values.device)] for what, values in heard.items()}
+    return Round(kept, np.zeros_like(kept), np.ones(len(kept))), {
+        what: values[torch.from_numpy(rows).to(values.device)] for what, values in heard.items()
+    }
 
 
 def _entries(answers: Tensor) -> Array:

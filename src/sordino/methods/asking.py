@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -94,8 +93,6 @@ def loss(
     of: ``candidates`` where the same answers choose participants (power-of-choice).
     size: of a batch of its own, if not a training batch's.
     """
-    if not math.isfinite(start):
-        raise BadInput(f"ask.start = {start!r}: the loss bound is a finite number, for it is what noise is scaled by")
     heard = hear_loss(kappa, floor, ceiling)
     return Ask(ask.bounded_loss(start), heard, batch, share, of, True, size, LOSS_BROADCASTS)
 
@@ -104,7 +101,7 @@ def loss(
 def exact_loss(batch: str = "own") -> Ask:
     """The loss as it is, without bound: for methods that are NOT PRIVATE."""
     heard = hear_loss(adapt=False)
-    return Ask(ask.bounded_loss(math.inf), heard, batch, spare=True, broadcasts=LOSS_BROADCASTS)
+    return Ask(ask.exact_loss(), heard, batch, spare=True, broadcasts=LOSS_BROADCASTS)
 
 
 @part()

@@ -12,7 +12,7 @@ from typing import Any
 
 from sordino.client import clip, local
 from sordino.errors import BadInput
-from sordino.made import imported, options_of
+from sordino.made import imported, is_factory, options_of
 from sordino.methods import asking, selection
 from sordino.methods.method import KINDS, Calibrate, Method
 from sordino.server import after, fair, radius, rules
@@ -68,11 +68,13 @@ def get(
 ) -> Method:
     """A method by name, with parts exchanged: ``{"aggregate": "uniform"}``, ``{"calibrate": "rdp"}``.
 
-    ``modules``: the modules that names like ``module:attribute`` may come from; None: any.
+    ``modules``: the modules that names like ``module:attribute`` may come from; None: any. Where they are limited, at a
+    site, somebody else chose the names: methods must be values then, and only marked factories of parts are called.
     """
     if isinstance(method, str) and ":" in method:
         found = imported(method, "method", modules)
-        found = found() if callable(found) else found
+        if modules is None and callable(found):
+            found = _called(f"method {method!r}", found, {})
         if not isinstance(found, Method):
             raise BadInput(f"method {method!r} is a {type(found).__name__}: it has to be a sordino.Method")
         method = found
@@ -108,6 +110,11 @@ def _part(part: str, choice: Any, modules: Collection[str] | None) -> Any:
         return made
     if not callable(made):
         raise BadInput(f"method.{part} = {name!r} is a {type(made).__name__}, not a {KINDS[part].__name__}")
+    if modules is not None and ":" in str(name) and not (is_factory(made) and made.__module__ in modules):
+        raise BadInput(
+            f"method.{part} = {name!r} is not marked as a factory of parts: a site calls nothing else "
+            "(@sordino.parts.part() above its definition marks it)"
+        )
     return _called(f"method.{part} = {name!r}", made, options)
 
 

@@ -79,6 +79,13 @@ class Schedule:
     importance: Array | None = None
     caps: Index | None = None
 
+    def __post_init__(self) -> None:
+        for name in ("asked", "weights", "probabilities", "importance", "caps"):
+            if (held := getattr(self, name)) is not None:
+                view = np.asarray(held).view()
+                view.setflags(write=False)  # noise is calibrated for it: nobody changes a schedule, one makes another
+                object.__setattr__(self, name, view)
+
     @property
     def rounds(self) -> int:
         """T^g, the number of rounds."""

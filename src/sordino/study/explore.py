@@ -1,7 +1,8 @@
-"""What a client's ε would do to a plan: its noise, the aggregate's noise, how often it is drawn, the bound.
+"""What a plan's schedule and budgets do, before training: who is drawn how often, until when, and with what noise.
 
-Noise is calibrated on a grid of budgets for every client that differs in anything that matters, so that a page can
-interpolate between them. Everything here comes from public facts; no record is touched.
+``explore`` says what another ε of one client would do: noise is calibrated on a grid of budgets for every client that
+differs in anything that matters, so that a page can interpolate between them. Everything here comes from public facts;
+no record is touched.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from numpy.typing import NDArray
 from sordino.errors import BadInput
 from sordino.methods import Plan
 from sordino.methods.plan import ClientPlan
-from sordino.methods.selection import Setting, noise_factors
-from sordino.privacy.accounting import calibrate_events
+from sordino.methods.selection import Setting, aware_probabilities, noise_factors
+from sordino.privacy.accounting import affordable, calibrate_events
 from sordino.privacy.types import Budget
 from sordino.server import bounds, select
 
@@ -26,39 +27,90 @@ POINTS = 21
 EXPLORED = 60
 """Most clients with a slider; of more, evenly many by budget."""
 
-WEIGHTS = {
-    "data-weighted": "size",
-    "weiavg": "budget",
-    "robust-hdp": "least",
-    "factor-hdp": "least",
-    "declared-variance": "least",
-    "column-norm": "least",
-    "optimum": "least",
-}
-"""Which of the three weightings of the page a rule follows, or aims at."""
-
 Array = NDArray[np.float64]
+
+
+def describe_choice(plan: Plan, dimension: int, seed: int = 0) -> dict[str, Any] | None:
+    """Probabilities, ‖p−u‖₁, noise on the aggregate against p = u, and all rules ranked by Theorem 2's bound.
+
+    None where everyone takes part. The ranking uses public facts only.
+    """
+    schedule = plan.schedule
+    if schedule.probabilities is None or not plan.method.private:
+        return None
+    setting = Setting(plan.population, plan.training, plan.method.calibration.accountant, dimension, seed)
+    sizes, factors, clip = plan.population.sizes, noise_factors(setting), plan.training.clip
+    iterations = plan.training.rounds * _steps(plan)
+    shares = select.unbiased(sizes)
+    aware = aware_probabilities(setting, None)
+    rules: dict[str, Any] = {
+        "uniform": select.uniform(len(sizes)),
+        "unbiased": shares,
+        "unbiased-compensated": (aware, select.compensation(aware, sizes)),
+        "privacy-aware": aware,
+    }
+    ranked = bounds.rank(rules, sizes, factors, dimension, iterations, clip=clip)
+    return {
+        "rule": schedule.rule,
+        "probabilities": np.asarray(schedule.probabilities).tolist(),
+        "unbiased": shares.tolist(),
+        "distance": float(np.abs(schedule.probabilities - shares).sum()),
+        "noise": bounds.aggregate_noise(schedule.probabilities, factors, iterations, clip, schedule.importance),
+        "noise_unbiased": bounds.aggregate_noise(shares, factors, iterations, clip),
+        "last_rounds": select.last_rounds(schedule).tolist(),
+        "ranking": [{"rule": r.rule, "bound": r.bound, "bias": r.bias, "noise": r.noise} for r in ranked],
+    }
+
+
+def _steps(plan: Plan) -> int:
+    """The usual number of local steps of a turn: the median over the clients."""
+    return int(np.median([c.terms.count for c in plan.clients]))
+
+
+def last_turns(plan: Plan) -> list[int]:
+    """By client: the last round whose turn its whole budget pays for under this schedule; 0: never asked, or none.
+
+    Without privacy, and for public data, that is simply the last round in which the client is asked.
+    """
+    schedule = plan.schedule
+    paid = np.array([_paid(c) if plan.method.private else c.turns for c in plan.clients])
+    places = schedule.asked.ravel()
+    order = np.argsort(places, kind="stable")  # by client, and by round within a client
+    first, end = (np.searchsorted(places[order], np.arange(len(paid)), side) for side in ("left", "right"))
+    at = np.minimum(first + paid, end) - 1
+    found = order[np.maximum(at, 0)] // schedule.asked.shape[1] + 1
+    return [int(one) for one in np.where(at >= first, found, 0)]
+
+
+def _paid(client: ClientPlan) -> int:
+    """How many of its planned turns a client's budget pays: all of them unless a published rule picked the noise."""
+    if client.budget.is_public or client.epsilon <= client.budget.epsilon:
+        return client.turns
+    events, times = client.declaration()
+    paid = affordable(events, client.budget, times)
+    return client.turns * paid if client.whole else paid
 
 
 def explore(plan: Plan, dimension: int, seed: int = 0) -> dict[str, Any]:
     """The grid, every client as planned, and for the explored ones z(ε) on the grid (and p(ε), bound(ε) where drawn).
 
-    ``factor`` is V_k = (z S/b)²/(T_k K), ``deviation`` the noise of one coordinate of a client's update.
+    The grid goes from a third of the strictest budget (at most 0.1) to three times the loosest (at least 10).
+    ``deviation`` is the noise of one coordinate of a client's update, ``ratio`` that noise over the largest signal,
+    z S √d/(b √K), and ``factor`` is V_k = (z S/b)²/(T_k K) = ratio²/(d T_k), with T_k at least 1.
     """
-    grid = epsilon_grid([c.budget.epsilon for c in plan.clients])
+    finite = [c.budget.epsilon for c in plan.clients if not c.budget.is_public] or [1.0]
+    grid = np.geomspace(min(0.1, min(finite) / 3), max(10.0, 3 * max(finite)), POINTS)
     places = _explored(plan)
     shapes, accountant = _noises(plan, places, grid)
     curves = {place: _with_own(plan, place, grid, noises) for place, noises in shapes.items()}
-    factors = planned_factors(plan)
     deviations, ratios = np.sqrt(plan.variances()), plan.noise_to_signal(dimension)
-    steps = int(np.median([c.terms.count for c in plan.clients]))
     return {
         "range": [float(grid[0]), float(grid[-1])],
         "accountant": accountant,
         "strictest": plan.method.calibration.strictest,
-        "follows": WEIGHTS.get(plan.method.describe()["aggregate"].partition("(")[0]),
+        "follows": _weighting(plan),
         "rounds": plan.training.rounds,
-        "iterations": plan.training.rounds * steps,
+        "iterations": plan.training.rounds * _steps(plan),
         "dimension": dimension,
         "clients": [
             {
@@ -68,10 +120,9 @@ def explore(plan: Plan, dimension: int, seed: int = 0) -> dict[str, Any]:
                 "noise": c.noise,
                 "deviation": float(deviations[place]),
                 "ratio": float(ratios[place]),
-                "factor": float(factors[place]),
+                "factor": float(ratios[place]) ** 2 / (dimension * max(1, c.turns)),
                 "turns": c.turns,
-                "grid": curves[place][0] if place in curves else None,
-                "noises": curves[place][1] if place in curves else None,
+                **dict(zip(("grid", "noises"), curves.get(place, (None, None)))),
             }
             for place, c in enumerate(plan.clients)
         ],
@@ -79,18 +130,9 @@ def explore(plan: Plan, dimension: int, seed: int = 0) -> dict[str, Any]:
     }
 
 
-def epsilon_grid(epsilons: list[float]) -> Array:
-    """Budgets from a third of the strictest (at most 0.1) to three times the loosest (at least 10)."""
-    finite = [e for e in epsilons if math.isfinite(e)] or [1.0]
-    return np.geomspace(min(0.1, min(finite) / 3), max(10.0, 3 * max(finite)), POINTS)
-
-
-def planned_factors(plan: Plan) -> Array:
-    """V_k = (z_k S/b_k)²/(T_k K), of the plan's own noise; T_k at least 1."""
-    sensitivity = [c.terms.adjacency.sensitivity for c in plan.clients]
-    noises = np.array([c.noise * s for c, s in zip(plan.clients, sensitivity)])
-    taken = np.array([max(1, c.turns) * c.terms.count for c in plan.clients])
-    return np.asarray((noises / np.array([c.terms.divisor for c in plan.clients])) ** 2 / taken)
+def _weighting(plan: Plan) -> str | None:
+    """Which of the page's weightings the plan's aggregation rule follows: "size", "budget", "least", or None."""
+    return plan.method.aggregate.aims or None
 
 
 def _explored(plan: Plan) -> list[int]:
@@ -110,16 +152,16 @@ def _noises(plan: Plan, places: list[int], grid: Array) -> tuple[dict[int, list[
     leads = [plan.clients[place] for place in distinct.values()]
     templates = [lead.total(max(1, lead.turns)) for lead in leads for _ in grid]
     targets = [Budget(float(e), lead.budget.delta, lead.budget.adjacency) for lead in leads for e in grid]
-    by = plan.method.calibration.accountant
+    by = "pld" if plan.method.calibration.accountant == "wor-paper" else plan.method.calibration.accountant
     if not leads:
         return {}, by
     try:
-        scales = calibrate_events(templates, targets, accountant="pld" if by == "wor-paper" else by)
+        scales = calibrate_events(templates, targets, accountant=by)
     except BadInput:
         by, scales = "pld", calibrate_events(templates, targets)
     table = scales.reshape(len(leads), len(grid)) * np.array([[lead.noise] for lead in leads])
     rows = dict(zip(distinct, table.tolist()))
-    return {place: rows[_shape(plan.clients[place])] for place in places}, "pld" if by == "wor-paper" else by
+    return {place: rows[_shape(plan.clients[place])] for place in places}, by
 
 
 def _with_own(plan: Plan, place: int, grid: Array, noises: list[float]) -> tuple[list[float], list[float]]:
@@ -152,9 +194,8 @@ def _drawn(
     if schedule.probabilities is None or schedule.caps is not None or not plan.method.private:
         return None
     setting = Setting(plan.population, plan.training, plan.method.calibration.accountant, dimension, seed)
-    steps = int(np.median([c.terms.count for c in plan.clients]))
-    sizes, iterations = plan.population.sizes, plan.training.rounds * steps
-    weight = select.default_weight(dimension, plan.training.rounds, steps)
+    sizes, iterations = plan.population.sizes, plan.training.rounds * _steps(plan)
+    weight = select.default_weight(dimension, plan.training.rounds, _steps(plan))
     factors = noise_factors(setting)
     planned = np.asarray(schedule.probabilities)
     solved = schedule.rule in ("privacy-aware", "unbiased-compensated")
@@ -175,7 +216,5 @@ def _drawn(
         "rule": schedule.rule,
         "select": setting.select,
         "solved": solved,
-        "shares": select.unbiased(sizes).tolist(),
-        "probabilities": planned.tolist(),
         "figures": found,
     }

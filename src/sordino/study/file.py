@@ -61,7 +61,7 @@ class Study(Section):
         settings = Training(rounds=self.study.rounds, **training)
         for name in [self.method.name, *self.compare.methods]:
             method = self.chosen_method(name)
-            if settings.select is not None and method.select.name == "everyone":
+            if settings.select is not None and not method.select.draws:
                 raise BadInput(
                     f"training.select does not go with method {name!r}, which asks everyone: drop it, or choose a "
                     "method that draws clients, such as 'unbiased' or 'privacy-aware'"

@@ -16,22 +16,17 @@ import pyarrow.parquet
 
 from sordino.engine.checkpoint import write_atomic
 from sordino.study.sweep import Finished
+from sordino.study.track import METRICS
 
-FINAL = (
-    "accuracy",
-    "loss",
-    "psi",
-    "worst_accuracy",
-    "worst_decile",
-    "best_decile",
-    "accuracy_variance",
-    "central_accuracy",
-    "central_loss",
-    "train_loss",
-    "train_psi",
-)
-ROUND = FINAL[:9]
+FINAL = (*METRICS, "train_loss", "train_psi")
 SPENT = ("min", "median", "max")
+
+
+def _named(run: Finished) -> dict[str, Any]:
+    """What tells a run apart: its name, what varied, method and seed."""
+    study = run.point.study
+    method = (run.result or {}).get("method", study.method.name)
+    return {"run": run.point.name, **run.point.values, "method": method, "seed": study.study.seed}
 
 
 def runs_table(runs: Sequence[Finished]) -> pa.Table:
@@ -41,10 +36,7 @@ def runs_table(runs: Sequence[Finished]) -> pa.Table:
         result = run.result or {}
         rows.append(
             {
-                "run": run.point.name,
-                **run.point.values,
-                "method": result.get("method", run.point.study.method.name),
-                "seed": run.point.study.study.seed,
+                **_named(run),
                 "private": result.get("private"),
                 "rounds": run.point.study.study.rounds,
                 **{key: (result.get("final") or {}).get(key) for key in FINAL},
@@ -65,12 +57,9 @@ def rounds_table(runs: Sequence[Finished]) -> pa.Table:
             seen = {**(record.get("diagnostics") or {}), **(record.get("observer") or {})}
             rows.append(
                 {
-                    "run": run.point.name,
-                    **run.point.values,
-                    "method": (run.result or {})["method"],
-                    "seed": run.point.study.study.seed,
+                    **_named(run),
                     "round": record["round"],
-                    **{key: record.get(key) for key in ROUND},
+                    **{key: record.get(key) for key in METRICS},
                     **{f"spent_epsilon_{key}": spent.get(key) for key in SPENT},
                     "participants": len(record["participants"]),
                     "clip": record.get("clip"),
@@ -101,12 +90,10 @@ def _spent(result: Mapping[str, Any]) -> dict[str, Any]:
         values = [float(p[key]) for p in bounded]
         told = (min(values), statistics.median(values), max(values)) if values else (None, None, None)
         found |= {f"{name}_epsilon_{word}": value for word, value in zip(SPENT, told)}
-    replaced = [p["replace_one_epsilon"] for p in bounded]
-    shares = [p["spent_epsilon"] / p["epsilon"] for p in bounded]
     return found | {
-        "replace_one_epsilon_max": max(replaced) if replaced else None,
+        "replace_one_epsilon_max": max((p["replace_one_epsilon"] for p in bounded), default=None),
         "delta_max": max((p["delta"] for p in bounded), default=None),
-        "largest_share_spent": max(shares) if shares else None,
+        "largest_share_spent": max((p["spent_epsilon"] / p["epsilon"] for p in bounded), default=None),
         "budgets_ended": sum(p.get("budget_ends") is not None for p in bounded) if bounded else None,
     }
 

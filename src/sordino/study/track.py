@@ -1,7 +1,8 @@
-"""Logging to TensorBoard or MLflow while a run trains, through callbacks. Nothing here is imported unless asked for.
+"""What is told of a run while it trains, through callbacks: lines in the terminal, logs for TensorBoard or MLflow.
 
-What is logged is the observer's record of a simulation: metrics computed from clients' records, which no guarantee
-covers. A run that is not private carries NOT PRIVATE there as a tag.
+TensorBoard and MLflow are imported only where they are asked for. What is logged is the observer's record of a
+simulation: metrics computed from clients' records, which no guarantee covers. A run that is not private carries NOT
+PRIVATE there as a tag.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from sordino.errors import BadInput
 from sordino.study.file import Study
@@ -29,13 +32,16 @@ METRICS = (
     "accuracy_variance",
     "central_accuracy",
     "central_loss",
-    "clip",
 )
+"""What an evaluated round tells of the model."""
+
+SHOWN = 8
+"""Finished runs whose lines stay on the screen."""
 
 
 def numbers(record: Mapping[str, Any]) -> dict[str, float]:
     """The finite numbers of a round: its metrics, the ε spent (min, median, max), and its diagnostics by name."""
-    found = {name: record.get(name) for name in METRICS}
+    found = {name: record.get(name) for name in (*METRICS, "clip")}
     for group in ("spent_epsilon", "diagnostics", "observer"):
         found |= {f"{group}/{name}": value for name, value in (record.get(group) or {}).items()}
     return {
@@ -57,40 +63,25 @@ def settings(study: Study, private: bool) -> dict[str, str]:
                 found[f"{prefix}{key}"] = value if isinstance(value, str) else json.dumps(value)
         return found
 
-    return {"privacy": words(private)} | leaves(study.table(), "")
-
-
-def words(private: bool) -> str:
-    """The tag that every tracked run carries."""
-    return "private: every client within its own budget" if private else "NOT PRIVATE"
-
-
-class Sink(Protocol):
-    """Where numbers and texts go."""
-
-    def scalars(self, values: Mapping[str, float], step: int) -> None:
-        """Log numbers of a round."""
-
-    def end(self, result: Mapping[str, Any]) -> None:
-        """Log what the finished run says."""
-
-    def close(self) -> None:
-        """Write everything out."""
+    words = "private: every client within its own budget" if private else "NOT PRIVATE"
+    return {"privacy": words} | leaves(study.table(), "")
 
 
 class Tracker:
-    """A callback that logs rounds to a sink; a context manager that closes it."""
-
-    def __init__(self, sink: Sink) -> None:
-        self.sink = sink
+    """A callback that logs every round, and a context manager that closes the log. This one keeps nothing."""
 
     def __call__(self, record: Mapping[str, Any]) -> None:
         """Log a round."""
-        self.sink.scalars(numbers(record), int(record["round"]))
+        self.log(numbers(record), int(record["round"]))
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        """Log numbers of a round."""
 
     def finish(self, result: Mapping[str, Any]) -> None:
-        """Log the end of a run."""
-        self.sink.end(result)
+        """Log the final figures of a run."""
+
+    def close(self) -> None:
+        """Write everything out."""
 
     def replay(self, result: Mapping[str, Any]) -> None:
         """Log a finished run that was not watched while it trained."""
@@ -98,13 +89,11 @@ class Tracker:
             self(record)
         self.finish(result)
 
-    def __enter__(self) -> Tracker:
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.sink.close()
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def tracker(kind: str | None, folder: Path, study: Study, name: str) -> Tracker:
@@ -114,24 +103,18 @@ def tracker(kind: str | None, folder: Path, study: Study, name: str) -> Tracker:
     """
     makers: dict[str, Any] = {"tensorboard": _TensorBoard, "mlflow": _MLflow}
     if kind is None:
-        return Tracker(_Nowhere())
+        return Tracker()
     if kind not in makers:
         raise BadInput(f"track {kind!r} is unknown: use {' or '.join(makers)}")
-    return Tracker(makers[kind](folder, study, name, study.chosen_method().private))
+    made: Tracker = makers[kind](folder, study, name, study.chosen_method().private)
+    return made
 
 
-class _Nowhere:
-    def scalars(self, values: Mapping[str, float], step: int) -> None:
-        """Nothing is kept."""
-
-    def end(self, result: Mapping[str, Any]) -> None:
-        """Nothing is kept."""
-
-    def close(self) -> None:
-        """Nothing is open."""
+def _final(result: Mapping[str, Any]) -> dict[str, float]:
+    return {key: value for key, value in result["final"].items() if isinstance(value, float)}
 
 
-class _TensorBoard:
+class _TensorBoard(Tracker):
     """Event files under ``FOLDER/tensorboard``: ``tensorboard --logdir`` on any folder above shows them."""
 
     def __init__(self, folder: Path, study: Study, name: str, private: bool) -> None:
@@ -145,22 +128,18 @@ class _TensorBoard:
         if not private:
             self.writer.add_text("NOT PRIVATE", f"{name}: trained without a privacy guarantee; do not release it.")
 
-    def scalars(self, values: Mapping[str, float], step: int) -> None:
-        """A curve for every number."""
+    def log(self, values: Mapping[str, float], step: int) -> None:
         for key, value in values.items():
             self.writer.add_scalar(key, value, step)
 
-    def end(self, result: Mapping[str, Any]) -> None:
-        """The final figures as text."""
-        told = {key: value for key, value in result["final"].items() if isinstance(value, float)}
-        self.writer.add_text("final", f"```\n{to_json(told, indent=1)}\n```")
+    def finish(self, result: Mapping[str, Any]) -> None:
+        self.writer.add_text("final", f"```\n{to_json(_final(result), indent=1)}\n```")
 
     def close(self) -> None:
-        """Flush the event file."""
         self.writer.close()
 
 
-class _MLflow:
+class _MLflow(Tracker):
     """A run at ``MLFLOW_TRACKING_URI``; where that is not set, in files under ``mlruns`` beside the run's folder."""
 
     def __init__(self, folder: Path, study: Study, name: str, private: bool) -> None:
@@ -181,18 +160,67 @@ class _MLflow:
         mlflow.set_tag("privacy", told.pop("privacy"))
         mlflow.log_params({key: value[:500] for key, value in told.items()})
 
-    def scalars(self, values: Mapping[str, float], step: int) -> None:
-        """A metric for every number."""
+    def log(self, values: Mapping[str, float], step: int) -> None:
         self.mlflow.log_metrics(dict(values), step=step)
 
-    def end(self, result: Mapping[str, Any]) -> None:
-        """The final figures, and result.json as an artifact."""
-        told = {key: value for key, value in result["final"].items() if isinstance(value, float)}
-        self.mlflow.log_metrics({f"final/{key}": value for key, value in told.items() if math.isfinite(value)})
-        file = self.folder / "result.json"
-        if file.exists():
-            self.mlflow.log_artifact(str(file))
+    def finish(self, result: Mapping[str, Any]) -> None:
+        """Log the final figures, and result.json as an artifact."""
+        found = {f"final/{key}": value for key, value in _final(result).items() if math.isfinite(value)}
+        self.mlflow.log_metrics(found)
+        if (self.folder / "result.json").exists():
+            self.mlflow.log_artifact(str(self.folder / "result.json"))
 
     def close(self) -> None:
-        """End the MLflow run."""
         self.mlflow.end_run()
+
+
+class Live:
+    """A live progress line per run; plain lines every few rounds when the output is not a terminal."""
+
+    def __init__(self, console: Console, quiet: bool = False) -> None:
+        self.console = console
+        self.quiet = quiet
+        self.bars = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[seen]}"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=console,
+            disable=quiet or not console.is_terminal,
+        )
+
+    def __enter__(self) -> Self:
+        self.bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bars.stop()
+
+    def watch(self, name: str, seed: int, rounds: int) -> Any:
+        """A callback that shows one run's rounds."""
+        for done in [one for one in self.bars.tasks if one.finished][:-SHOWN]:
+            self.bars.update(done.id, visible=False)
+        task = self.bars.add_task(f"{name} (seed {seed})", total=rounds, seen="")
+        every = max(1, rounds // 5)
+
+        def show(record: dict[str, Any]) -> None:
+            seen = _line(record)
+            self.bars.update(task, completed=record["round"], seen=seen)
+            if not self.quiet and not self.console.is_terminal and record["round"] % every == 0:
+                self.console.print(f"{name} (seed {seed}) round {record['round']}/{rounds}  {seen}", highlight=False)
+
+        return show
+
+
+def _line(record: dict[str, Any]) -> str:
+    parts = []
+    if record.get("accuracy") is not None:
+        parts.append(f"accuracy {100 * record['accuracy']:.1f} %")
+    if record.get("loss") is not None:
+        parts.append(f"loss {record['loss']:.3f}" if record["loss"] < 1e4 else f"loss {record['loss']:.2e}")
+    spent = record.get("spent_epsilon")
+    if spent:
+        parts.append(f"ε {spent['min']:.2f}/{spent['median']:.2f}/{spent['max']:.2f}")
+    return "  ".join(parts)

@@ -10,14 +10,18 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+from rich.box import SIMPLE_HEAD
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
+from rich.text import Text
 
 from sordino.client.gradients import LayerPlan
 from sordino.data.budgets import LARGE
 from sordino.methods import Plan
-from sordino.study.choice import describe_choice, last_turns, show_choice
+from sordino.study.explore import describe_choice, last_turns
 
+SHADES = ".:-=+*#%@"
 SHOWN = 30
 """Clients listed in the terminal."""
 
@@ -97,38 +101,43 @@ class PlanView:
     @property
     def warnings(self) -> list[str]:
         """What a careful reader would stop at."""
-        found = []
-        if not self.plan.method.private:
-            found.append(
-                f"NOT PRIVATE: {self.plan.method.name} adds no noise and spends no budget; budgets are ignored"
-            )
+        found, method, select = [], self.plan.method, self.plan.training.select
+        if not method.private:
+            found.append(f"NOT PRIVATE: {method.name} adds no noise and spends no budget; budgets are ignored")
         elif not self.plan.private:
             found.append("NOT PRIVATE: every client's ε is infinite, so nobody's records are protected")
         for c in self.clients:
-            if LARGE < c["epsilon"] < math.inf:
-                found.append(
-                    f"{c['client']}'s ε={c['epsilon']:g} promises next to nothing: about 0.1 to 10 mean something"
-                )
+            who, epsilon = c["client"], c["epsilon"]
+            if LARGE < epsilon < math.inf:
+                found.append(f"{who}'s ε={epsilon:g} promises next to nothing: about 0.1 to 10 mean something")
             if c["noise_to_signal"] > 10:
                 found.append(
-                    f"{c['client']}'s update will be {c['noise_to_signal']:.0f} times more noise than signal "
-                    f"(ε={c['epsilon']:g}, batch {c['batch']:g}): a larger batch or more steps help"
+                    f"{who}'s update will be {c['noise_to_signal']:.0f} times more noise than signal "
+                    f"(ε={epsilon:g}, batch {c['batch']:g}): a larger batch or more steps help"
                 )
-            if self.plan.method.private and c["planned_epsilon"] > c["epsilon"] * (1 + 1e-9):
+            if method.private and c["planned_epsilon"] > epsilon * (1 + 1e-9):
                 found.append(
-                    f"{c['client']}'s noise was picked by {self.plan.method.calibration.by!r} and would spend "
-                    f"ε={c['planned_epsilon']:.3g} of {c['epsilon']:g}: its ledger will refuse the later rounds"
+                    f"{who}'s noise was picked by {method.calibration.by!r} and would spend "
+                    f"ε={c['planned_epsilon']:.3g} of {epsilon:g}: its ledger will refuse the later rounds"
                 )
             if c["delta"] > 1 / c["records"]:
-                found.append(
-                    f"{c['client']}'s δ={c['delta']:g} is above 1/n=1/{c['records']}: one record may leak whole"
-                )
-        if (self.plan.training.select or 0) > len(self.clients):
-            found.append(f"select={self.plan.training.select} of {len(self.clients)}: some have two turns a round")
+                found.append(f"{who}'s δ={c['delta']:g} is above 1/n=1/{c['records']}: one record may leak whole")
+        if (select or 0) > len(self.clients):
+            found.append(f"select={select} of {len(self.clients)}: some have two turns a round")
         idle = [c["client"] for c in self.clients if c["turns"] == 0]
         if idle:
             found.append(f"never asked under this schedule: {', '.join(idle)}")
         return found
+
+    @cached_property
+    def selection(self) -> dict[str, Any] | None:
+        """What the selection rule does, as ``describe_choice`` tells it; None where everyone takes part."""
+        return describe_choice(self.plan, self.dimension, self.seed)
+
+    @property
+    def engine(self) -> str:
+        """The ways to per-record gradients, by kind of layer."""
+        return ", ".join(sorted({f"{layer.kind}: {layer.method}" for layer in self.layers}))
 
     def to_dict(self) -> dict[str, Any]:
         """The plan as plain values."""
@@ -141,7 +150,7 @@ class PlanView:
             "noise_on_aggregate": self.noise_on_aggregate,
             "gradients": self.gradients,
             "layers": [layer._asdict() for layer in self.layers],
-            "selection": describe_choice(self.plan, self.dimension, self.seed),
+            "selection": self.selection,
             "warnings": self.warnings,
         }
 
@@ -164,11 +173,50 @@ class PlanView:
             f"noise on one coordinate of the aggregate: {self.noise_on_aggregate:.2e} a round; "
             f"{self.gradients:,.0f} per-record gradients of {self.dimension:,} parameters"
         )
-        found = describe_choice(plan, self.dimension, self.seed)
-        yield from show_choice(plan, found) if found else ()
-        ways = {f"{layer.kind}: {layer.method}" for layer in self.layers}
-        yield f"gradient engine: {', '.join(sorted(ways))}"
+        yield from _choice(plan, self.selection) if self.selection else ()
+        yield f"gradient engine: {self.engine}"
         for warning in self.warnings[:12]:
             yield f"[yellow]warning[/yellow] {warning}"
         if len(self.warnings) > 12:
             yield f"[yellow]…and {len(self.warnings) - 12} more warnings[/yellow]"
+
+
+def _choice(plan: Plan, found: dict[str, Any]) -> RenderResult:
+    """Who is drawn: a scatter of p against size and ε (Figure 3 of the paper), and the rules ranked by their bound."""
+    ratio = math.sqrt(found["noise_unbiased"] / found["noise"]) if found["noise"] > 0 else math.inf
+    yield (
+        f"[bold]selection[/bold] {found['rule']}: ‖p−u‖₁ = {found['distance']:.3f}; the noise on the aggregate is "
+        f"{ratio:.2f} times smaller (deviation) than with p = u"
+    )
+    epsilons = np.array([c.budget.epsilon for c in plan.clients])
+    finite = np.isfinite(epsilons)
+    if finite.any():
+        chance = np.array(found["probabilities"]) / np.array(found["unbiased"])
+        yield _scatter(epsilons[finite], plan.population.sizes[finite], chance[finite])
+    table = Table(title="rules by the bound of Theorem 2 (before training)", box=SIMPLE_HEAD, header_style="bold")
+    for column in ("rule", "bound", "bias ‖q−u‖₁", "noise variance"):
+        table.add_column(column, justify="left" if column == "rule" else "right")
+    for row in found["ranking"]:
+        table.add_row(row["rule"], f"{row['bound']:.3g}", f"{row['bias']:.3f}", f"{row['noise']:.3g}")
+    yield table
+
+
+def _scatter(x: NDArray[np.float64], y: NDArray[np.int64], value: NDArray[np.float64]) -> Text:
+    """Clients as characters, darker where p/u is larger: ε to the right, records upwards."""
+    width, height = 60, 12
+    grid = [[" "] * width for _ in range(height)]
+    columns = _place(x.astype(np.float64), width)
+    rows = height - 1 - _place(y.astype(np.float64), height)
+    shade = _place(np.log(np.maximum(value, 1e-6)), len(SHADES))
+    for order in np.argsort(value):
+        grid[rows[order]][columns[order]] = SHADES[shade[order]]
+    body = "\n".join("  │" + "".join(row) for row in grid)
+    low, high = value.min(), value.max()
+    legend = f"  └{'─' * width} ε {x.min():.2g} … {x.max():.2g}\n  records {y.min()} … {y.max()} upwards; "
+    return Text(f"{body}\n{legend}{SHADES[0]} p = {low:.2g}·u … {SHADES[-1]} p = {high:.2g}·u")
+
+
+def _place(values: NDArray[np.float64], cells: int) -> NDArray[np.int64]:
+    span = values.max() - values.min()
+    share = (values - values.min()) / span if span > 0 else np.full(len(values), 0.5)
+    return np.minimum((share * cells).astype(np.int64), cells - 1)

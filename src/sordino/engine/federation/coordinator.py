@@ -20,6 +20,7 @@ from torch import Tensor
 from sordino.engine import rounds
 from sordino.engine.checkpoint import Checkpoint
 from sordino.engine.federation import wire
+from sordino.engine.federation.declaration import readable
 from sordino.engine.federation.exchange import Heard, Inbox, Transport, exchange, offer_of
 from sordino.engine.federation.wire import Packet, pack
 from sordino.errors import BadInput
@@ -141,6 +142,8 @@ class Coordinator:
         for row, packet in sorted(came.replies.items()):
             wanted = {**method.local.sends(sent.told(called.clients[[row]]), lengths), **beside}
             try:
+                if more_parts := sorted(set(packet.tensors) - set(wanted)):
+                    raise BadInput(f"nobody asked for {readable(more_parts[0])!r}")
                 found[row] = {name: _upload(packet, name, width) for name, width in wanted.items()}
             except BadInput as error:
                 missing.refused[plan.clients[called.clients[row]].name] = f"its upload was refused here: {error}"

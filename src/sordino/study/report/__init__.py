@@ -2,33 +2,30 @@
 
 It answers, in this order: is it private, is it good, is it fair, who contributed, what was run. The file works from
 disk without a network: style, script, charts' library and data are inside it.
+
+The way of a result: ``gather`` sorts results into methods and seeds; ``promises``, ``tables`` and ``charts`` make plain
+values of them, section by section; ``page`` puts the values into the templates that lie beside it.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from html import escape
 from pathlib import Path
-from typing import Any
 
-from sordino._version import __version__
-from sordino.study.report import sections
-from sordino.study.report.charts import drawn
-from sordino.study.report.combining import combining_table
-from sordino.study.report.fairness import budget_table
-from sordino.study.report.figure import Chart
-from sordino.study.report.gather import Group, Result, dig, grouped
-from sordino.study.report.page import as_json, asset, filled, plotly, script, write_page
-from sordino.study.report.pieces import figures, mark
-from sordino.study.report.promises import sheets as sheets_of
-from sordino.study.report.traces import COLOURS
+from sordino.privacy.statement import ADJACENCY
+from sordino.study.report import promises, tables
+from sordino.study.report.charts import MAX_DIAGNOSTICS, drawn
+from sordino.study.report.figures import slug
+from sordino.study.report.gather import Group, Result, diagnostics, dig, every_run, everyone_always, flat, grouped
+from sordino.study.report.numbers import listed
+from sordino.study.report.page import filled, write_page
 
 __all__ = ["render", "write"]
 
 
 def render(results: Sequence[Result], title: str | None = None) -> str:
-    """The report on ``results`` (dicts of ``result.json``, schema 1) as one HTML document.
+    """The report on ``results`` (dicts of ``result.json``, schema 1 or 2) as one HTML document.
 
     Results of the same method and study that differ in their seed are drawn as one line, mean ± standard deviation.
 
@@ -39,39 +36,41 @@ def render(results: Sequence[Result], title: str | None = None) -> str:
     says that the privacy guarantee does not cover them.
     """
     groups = grouped(results)
-    heading = title or _title(groups)
+    runs = every_run(groups)
     charts = drawn(groups)
-    pages = sheets_of(groups)
-    data = {
-        "methods": [{"label": group.label, "index": group.index} for group in groups],
-        "marks": [mark(index) for index in range(COLOURS)],
-        "charts": [_spec(chart) for chart in charts],
-        "clients": {**sections.sheet_data(pages), "shown": sections.first_sheet(pages)},
-    }
-    simulated = [run.simulated for group in groups for run in group.runs]
-    parts = {
-        "title": escape(heading),
-        "kind": "Simulation" if all(simulated) else "Deployment" if not any(simulated) else "Simulation and deployment",
-        "simulation": sections.simulation(groups) if any(simulated) else "",
-        "verdict": sections.verdict(groups),
-        "tiles": sections.key_figures(groups),
-        "privacy-table": sections.privacy_table(groups),
-        "quality-table": sections.quality_table(groups),
-        "fairness-table": sections.fairness_table(groups),
-        "budget-table": budget_table(groups),
-        "combining-table": combining_table(groups),
-        "contribution-note": escape(sections.contribution_note(groups)),
-        "run-table": sections.run_table(groups),
-        "study-table": sections.study_table(groups),
-        "versions-table": sections.versions_table(groups),
-        **{f"{name}-figures": figures(charts, name) for name in ("private", "good", "fair", "contributed")},
-        "version": escape(__version__),
-        "style": asset("page.css"),
-        "data": as_json(data),
-        "plotly": plotly(),
-        "script": script("page.js"),
-    }
-    return filled("page.html", parts)
+    recorded = diagnostics(groups)
+    return filled(
+        "page.html",
+        title=title or _title(groups),
+        groups=groups,
+        several=any(len(group.runs) > 1 for group in groups),
+        simulated=sorted({run.simulated for run in runs}),
+        verdicts=promises.verdicts(groups),
+        terms=promises.terms(groups),
+        weak=promises.WEAK,
+        key=tables.key_figures(groups),
+        privacy=tables.privacy_rows(groups),
+        adjacency=ADJACENCY,
+        diverged=tables.diverged(groups),
+        known=tables.at_the_end(groups),
+        by_budget=tables.budget_rows(groups),
+        everyone=everyone_always(groups),
+        undrawn=listed(recorded[MAX_DIAGNOSTICS:]),
+        combining=tables.combining_rows(groups),
+        observed=any(row.get("observer") for run in runs for row in run.rounds),
+        versions=tables.told_once([{str(k): str(v) for k, v in run.versions.items()} for run in runs if run.versions]),
+        settings=tables.told_once([flat(run.study) for run in runs]),
+        charts={chart.id: chart for chart in charts},
+        diagnosed={slug("diagnostics", name): name for name in recorded[:MAX_DIAGNOSTICS]},
+        drawing=bool(charts),
+        data={
+            "methods": [
+                {key: getattr(group, key) for key in ("label", "index", "colour", "symbol")} for group in groups
+            ],
+            "charts": [chart.data for chart in charts],
+            "clients": promises.sheets(groups),
+        },
+    )
 
 
 def write(results: Sequence[Result], path: str | os.PathLike[str], title: str | None = None) -> Path:
@@ -86,7 +85,3 @@ def _title(groups: Sequence[Group]) -> str:
     named = (("name",), ("study", "name"), ("data", "source", "name"), ("data", "name"))
     name = next((name for path in named if isinstance(name := dig(study, path), str)), None)
     return f"{name}: {what}" if name else what
-
-
-def _spec(chart: Chart) -> dict[str, Any]:
-    return {"id": chart.id, "traces": chart.traces, "x": chart.x, "y": chart.y, **chart.layout}

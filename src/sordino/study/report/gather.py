@@ -11,14 +11,28 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
+from sordino.engine.evaluate import budget_groups
 from sordino.errors import BadInput
-from sordino.study.report.numbers import Spread, finite, finites, short, spread, thin
+from sordino.study.report.numbers import SeedMean, finite, finites, short, spread, thin
 
-SCHEMA = 2
+SCHEMAS = (1, 2)
+"""Schemas of results that the report reads; the second only adds keys, which it does not need."""
+
+COLOURS = 8
+"""Colours of the palette in page.css; a ninth method takes the first colour again with a dashed line."""
+
+SYMBOLS = ("circle", "diamond", "square", "triangle-up", "cross", "x", "triangle-down", "star")
 TELEMETRY = ("iterations", "residual", "unsettled", "rounds", "spread_error")
 """Diagnostics that say how a computation went rather than what it found."""
+
+SEEDED = {"seed", "compare", "topped_up"}
+"""Keys of a study that say which seeds there are, or follow from one."""
+
+GROUPS = ("strictest", "middle", "loosest")
+"""Clients by budget, in groups of about equal number."""
 
 Result = Mapping[str, Any]
 
@@ -52,8 +66,8 @@ class Client:
 
 
 @dataclass(frozen=True)
-class Run:
-    """One result: a method, a seed, its rounds and its clients."""
+class SeedRun:
+    """One result: a run of a method with one seed, its rounds and its clients."""
 
     seed: Any
     private: bool
@@ -64,6 +78,20 @@ class Run:
     seconds: float | None
     versions: Mapping[str, Any]
     study: Mapping[str, Any]
+
+    @cached_property
+    def by_budget(self) -> dict[str, list[int]]:
+        """Places of the clients in each group of budgets, strictest first; "all" where nobody's budget differs."""
+        places = [place for place, client in enumerate(self.clients) if client.declared is not None]
+        found = budget_groups([self.clients[place].declared or 0.0 for place in places], len(GROUPS))
+        names = GROUPS if len(found) == 3 else (GROUPS[0], GROUPS[-1])
+        grouped = {name: [places[one] for one in inside] for name, inside in zip(names, found)}
+        return grouped or {"all": list(range(len(self.clients)))}
+
+    def budget_means(self, values: Sequence[Any]) -> dict[str, float]:
+        """The mean of the clients' values in each group of budgets that has any."""
+        known = {name: finites(values[place] for place in places) for name, places in self.by_budget.items()}
+        return {name: sum(found) / len(found) for name, found in known.items() if found}
 
     def at_end(self, key: str) -> float | None:
         """A metric of the final model; of the last round that evaluated it when the run has no final record."""
@@ -79,20 +107,28 @@ class Group:
 
     label: str
     index: int
-    runs: tuple[Run, ...]
+    colour: int
+    """Which colour of the palette stands for the method, everywhere on the page."""
+    symbol: str
+    """The shape of its points, as plotly names it."""
+    runs: tuple[SeedRun, ...]
+
+    @property
+    def clients(self) -> list[tuple[Client, SeedRun]]:
+        """The clients of all seeds, each with the run that it took part in."""
+        return [(client, run) for run in self.runs for client in run.clients]
 
     @property
     def private(self) -> bool:
         """Whether every run of the group is private."""
         return all(run.private for run in self.runs)
 
-    def over_seeds(self, key: str) -> Spread | None:
+    def over_seeds(self, key: str) -> SeedMean | None:
         """A final metric as mean and deviation over the seeds."""
         return spread(run.at_end(key) for run in self.runs)
 
 
-@dataclass(frozen=True)
-class Curve:
+class Curve(NamedTuple):
     """A metric by round: mean over seeds and, with several seeds, its standard deviation."""
 
     rounds: list[int]
@@ -108,18 +144,18 @@ def grouped(results: Sequence[Result]) -> list[Group]:
     """
     if not results:
         raise BadInput("there is no result to report: pass at least one result.json")
-    buckets: dict[tuple[str, str, int], list[tuple[Run, dict[str, str]]]] = defaultdict(list)
+    buckets: dict[tuple[str, str, int], list[tuple[SeedRun, dict[str, str]]]] = defaultdict(list)
     copies: Counter[tuple[str, str, str]] = Counter()
     for place, result in enumerate(results):
         _check(result, place)
-        settings = flat(_settings(result.get("study") or {}))
+        settings = _settings(result.get("study") or {})
         key = json.dumps(settings, sort_keys=True)
         method, seed = str(result["method"]), str(result.get("seed"))
         copies[method, key, seed] += 1
         buckets[method, key, copies[method, key, seed]].append((_run(result), settings))
     labels = _labels([(method, copy, bucket[0][1]) for (method, _, copy), bucket in buckets.items()])
     return [
-        Group(label, index, tuple(run for run, _ in bucket))
+        Group(label, index, index % COLOURS, SYMBOLS[index % len(SYMBOLS)], tuple(run for run, _ in bucket))
         for index, (label, bucket) in enumerate(zip(labels, buckets.values(), strict=True))
     ]
 
@@ -137,14 +173,28 @@ def curve(group: Group, *path: str) -> Curve | None:
                 values[int(row.get("round", place))].append(number)
     if not values:
         return None
-    rounds = sorted(values)
-    kept = [(rounds[place], spread(values[rounds[place]])) for place in thin(len(rounds))]
-    points = [(round_, point) for round_, point in kept if point is not None]
-    return Curve(
-        [round_ for round_, _ in points],
-        [point.mean for _, point in points],
-        [point.deviation for _, point in points],
-    )
+    rounds = [sorted(values)[place] for place in thin(len(values))]
+    means = [mean for number in rounds if (mean := spread(values[number])) is not None]
+    return Curve(rounds, [one.mean for one in means], [one.deviation for one in means])
+
+
+def every_run(groups: Sequence[Group]) -> list[SeedRun]:
+    """The runs of all methods."""
+    return [run for group in groups for run in group.runs]
+
+
+def everyone_always(groups: Sequence[Group]) -> bool:
+    """Whether every client took part once in every round, as far as the results tell."""
+    return {1.0} == set(finites(client.participation for group in groups for client, _ in group.clients))
+
+
+def budgets_inside(runs: Sequence[SeedRun]) -> dict[str, list[float]]:
+    """The budgets that the clients of each group of budgets declared."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for run in runs:
+        for name, places in run.by_budget.items():
+            found[name] += finites(run.clients[place].declared for place in places)
+    return found
 
 
 def diagnostics(groups: Sequence[Group]) -> list[str]:
@@ -152,70 +202,60 @@ def diagnostics(groups: Sequence[Group]) -> list[str]:
 
     Noise power has a chart of its own.
     """
-    names: dict[str, None] = {}
-    for group in groups:
-        for run in group.runs:
-            for row in run.rounds:
-                carried = row.get("diagnostics")
-                if isinstance(carried, Mapping):
-                    names.update((str(key), None) for key, value in carried.items() if finite(value) is not None)
-    told = [name for name in names if name not in ("noise_power", "least_noise_power")]
-    return sorted(told, key=lambda name: name in TELEMETRY)
+    rows = [row.get("diagnostics") for run in every_run(groups) for row in run.rounds]
+    told = (pair for row in rows if isinstance(row, Mapping) for pair in row.items())
+    names = dict.fromkeys(str(name) for name, value in told if finite(value) is not None)
+    own = ("noise_power", "least_noise_power")
+    return sorted((name for name in names if name not in own), key=lambda name: name in TELEMETRY)
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """A nested mapping as dotted keys with values written as JSON."""
+    """A nested mapping as dotted keys with values written as JSON; the numbers of a list are shortened."""
     leaves: dict[str, str] = {}
     for key, value in tree.items():
         if isinstance(value, Mapping):
-            leaves.update(flat(value, f"{prefix}{key}."))
-        else:
-            listed = [_rounded(one) for one in value] if isinstance(value, list | tuple) else value
-            leaves[f"{prefix}{key}"] = json.dumps(listed, default=str, ensure_ascii=False)
+            leaves |= flat(value, f"{prefix}{key}.")
+            continue
+        if isinstance(value, list | tuple):
+            value = [short(one) if isinstance(one, float) else one for one in value]
+        leaves[f"{prefix}{key}"] = json.dumps(value, default=str, ensure_ascii=False)
     return leaves
-
-
-def _rounded(value: Any) -> Any:
-    return short(value) if isinstance(value, float) else value
 
 
 def _check(result: Any, place: int) -> None:
     if not isinstance(result, Mapping) or not isinstance(result.get("method"), str):
         raise BadInput(f"result {place + 1} is not a sordino result: it names no method; pass the dict of result.json")
-    schema = result.get("schema", SCHEMA)
-    if schema not in (1, SCHEMA):
+    schema = result.get("schema", SCHEMAS[0])
+    if schema not in SCHEMAS:
         raise BadInput(
-            f"result {place + 1} has schema {schema!r}, this version reads schema {SCHEMA}: "
+            f"result {place + 1} has schema {schema!r}, this version reads schemas {' and '.join(map(str, SCHEMAS))}: "
             "use the version of sordino that wrote it"
         )
 
 
-def _settings(study: Mapping[str, Any]) -> dict[str, Any]:
-    """The study without what a seed decides: seeds at any depth, and the sizes and budgets drawn with them."""
-    kept: dict[str, Any] = {}
-    for key, value in study.items():
-        drawn = key in ("sizes", "budgets") and isinstance(value, list | tuple)
-        if key not in ("seed", "compare", "topped_up") and not drawn:
-            kept[key] = _settings(value) if isinstance(value, Mapping) else value
-    return kept
+def _settings(study: Mapping[str, Any]) -> dict[str, str]:
+    """The study without what a seed decides: seeds at any depth, and the lists of sizes and budgets drawn with them."""
+
+    def drawn(key: str, value: str) -> bool:
+        path = key.split(".")
+        return bool(SEEDED & set(path)) or (path[-1] in ("sizes", "budgets") and value.startswith("["))
+
+    return {key: value for key, value in flat(study).items() if not drawn(key, value)}
 
 
 def _labels(entries: Sequence[tuple[str, int, dict[str, str]]]) -> list[str]:
-    by_method: dict[str, list[dict[str, str]]] = defaultdict(list)
-    for method, _, settings in entries:
-        by_method[method].append(settings)
     labels = []
     for method, copy, settings in entries:
-        keys = sorted(set().union(*by_method[method]))
-        differing = [key for key in keys if len({one.get(key) for one in by_method[method]}) > 1]
+        alike = [one for other, _, one in entries if other == method]
+        differing = [key for key in sorted(set().union(*alike)) if len({one.get(key) for one in alike}) > 1]
         parts = [f"{key.rpartition('.')[2]}={settings.get(key, 'unset')}" for key in differing]
         labels.append(" ".join([method, *parts]) + (f" ({copy})" if copy > 1 else ""))
     return labels
 
 
-def _run(result: Result) -> Run:
+def _run(result: Result) -> SeedRun:
     rounds = tuple(row for row in result.get("rounds") or () if isinstance(row, Mapping))
-    return Run(
+    return SeedRun(
         seed=result.get("seed"),
         private=result.get("private") is True,
         simulated=result.get("simulated") is not False,
@@ -229,56 +269,52 @@ def _run(result: Result) -> Run:
 
 
 def _clients(result: Result, rounds: Sequence[Mapping[str, Any]]) -> tuple[Client, ...]:
-    entries = result.get("privacy") or []
+    entries = list(result.get("privacy") or [])
     accuracies = list((result.get("final") or {}).get("client_accuracy") or [])
     names = [str(entry.get("client", place)) for place, entry in enumerate(entries)]
     names += [f"client {place}" for place in range(len(names), len(accuracies))]
-    takes, weights = _contributions(rounds, names)
-    declared = _mean_weights(rounds, names, ("declared_weights",))
-    optimum = _mean_weights(rounds, names, ("observer", "optimum_weights"))
-    sizes, budgets = _sizes(result, names), _of_study(result, "budgets", names)
-    clients = []
-    for place, name in enumerate(names):
-        entry = entries[place] if place < len(entries) else {}
-        clients.append(
-            Client(
-                name=name,
-                declared=finite(entry.get("epsilon")) or budgets[place],
-                epsilon=_epsilon(entry, "epsilon"),
-                delta=finite(entry.get("delta")),
-                spent=_epsilon(entry, "spent_epsilon" if "spent_epsilon" in entry else "run_epsilon"),
-                run=_epsilon(entry, "run_epsilon"),
-                replace_one=finite(entry.get("replace_one_epsilon")),
-                adjacency=str(entry.get("adjacency") or ""),
-                sampling=str(entry.get("sampling") or ""),
-                accountant=str(entry.get("accountant") or ""),
-                releases=tuple(entry.get("releases") or ()),
-                size=sizes[place],
-                accuracy=finite(accuracies[place]) if place < len(accuracies) else None,
-                participation=None if takes is None else takes[name] / len(rounds),
-                weight=weights.get(name),
-                declared_weight=declared.get(name),
-                optimum=optimum.get(name),
-                ends=_epsilon(entry, "budget_ends"),
-            )
+    entries += [{}] * (len(names) - len(entries))
+    accuracies += [None] * (len(names) - len(accuracies))
+    sizes = [finite(entry.get("n", entry.get("records"))) for entry in entries]
+    if all(size is None for size in sizes):
+        sizes = _of_study(result, "sizes", names)
+    budgets = _of_study(result, "budgets", names)
+    aliases = _aliases(names)
+    takes = _takes(rounds, aliases)
+    weights = _mean_weights(rounds, aliases, "weights")
+    declared = _mean_weights(rounds, aliases, "declared_weights")
+    optimum = _mean_weights(rounds, aliases, "observer", "optimum_weights")
+    return tuple(
+        Client(
+            name=name,
+            declared=finite(entry.get("epsilon")) or budgets[place],
+            epsilon=_or_infinite(entry, "epsilon"),
+            delta=finite(entry.get("delta")),
+            spent=_or_infinite(entry, "spent_epsilon" if "spent_epsilon" in entry else "run_epsilon"),
+            run=_or_infinite(entry, "run_epsilon"),
+            replace_one=finite(entry.get("replace_one_epsilon")),
+            adjacency=str(entry.get("adjacency") or ""),
+            sampling=str(entry.get("sampling") or ""),
+            accountant=str(entry.get("accountant") or ""),
+            releases=tuple(entry.get("releases") or ()),
+            size=sizes[place],
+            accuracy=finite(accuracies[place]),
+            participation=None if takes is None else takes[name] / len(rounds),
+            weight=weights.get(name),
+            declared_weight=declared.get(name),
+            optimum=optimum.get(name),
+            ends=_or_infinite(entry, "budget_ends"),
         )
-    return tuple(clients)
+        for place, (name, entry) in enumerate(zip(names, entries, strict=True))
+    )
 
 
-def _epsilon(entry: Mapping[str, Any], key: str) -> float | None:
-    """None when the result does not say; ∞ for null, which is how JSON writes it. Also for the end of a budget."""
+def _or_infinite(entry: Mapping[str, Any], key: str) -> float | None:
+    """An ε or the end of a budget: None when the result does not say, ∞ for null, which is how JSON writes it."""
     if key not in entry:
         return None
     number = finite(entry[key])
     return math.inf if number is None else number
-
-
-def _sizes(result: Result, names: Sequence[str]) -> list[float | None]:
-    """Records per client: from the privacy entries, or from the study."""
-    found = [finite(entry.get("n", entry.get("records"))) for entry in result.get("privacy") or []]
-    if any(size is not None for size in found):
-        return found + [None] * (len(names) - len(found))
-    return _of_study(result, "sizes", names)
 
 
 def _of_study(result: Result, key: str, names: Sequence[str]) -> list[float | None]:
@@ -291,24 +327,20 @@ def _of_study(result: Result, key: str, names: Sequence[str]) -> list[float | No
     return [None] * len(names)
 
 
-def _contributions(
-    rounds: Sequence[Mapping[str, Any]], names: Sequence[str]
-) -> tuple[Counter[str] | None, dict[str, float]]:
-    """How often each client took part (a virtual copy counts), and its mean weight in the rounds that weighed it."""
+def _takes(rounds: Sequence[Mapping[str, Any]], aliases: Mapping[Any, str]) -> Counter[str] | None:
+    """How often each client took part (a virtual copy counts); None where no round tells who did."""
     takes: Counter[str] = Counter()
     told = False
-    aliases = _aliases(names)
     for row in rounds:
-        weighed = row.get("weights") or {}
-        participants = row.get("participants")
-        told = told or participants is not None or bool(weighed)
-        takes.update(aliases.get(one, str(one)) for one in (weighed if participants is None else participants))
-    return (takes if told else None), _mean_weights(rounds, names, ("weights",))
+        present = row.get("participants")
+        present = (row.get("weights") or None) if present is None else present
+        told = told or present is not None
+        takes.update(aliases.get(one, str(one)) for one in present or ())
+    return takes if told else None
 
 
-def _mean_weights(rounds: Sequence[Mapping[str, Any]], names: Sequence[str], path: Sequence[str]) -> dict[str, float]:
+def _mean_weights(rounds: Sequence[Mapping[str, Any]], aliases: Mapping[Any, str], *path: str) -> dict[str, float]:
     """By client: the mean of what the rounds tell under ``path``, over the rounds that tell it."""
-    aliases = _aliases(names)
     found: dict[str, list[float]] = defaultdict(list)
     for row in rounds:
         for key, value in (dig(row, path) or {}).items():

@@ -17,12 +17,11 @@ MAX_POINTS = 200
 
 
 @dataclass(frozen=True)
-class Spread:
-    """A mean over seeds with its sample standard deviation (None when one seed gives no spread)."""
+class SeedMean:
+    """A mean over seeds with its sample standard deviation (None when there is one seed only)."""
 
     mean: float
     deviation: float | None
-    count: int
 
 
 def finite(value: Any) -> float | None:
@@ -37,13 +36,13 @@ def finites(values: Iterable[Any]) -> list[float]:
     return [number for number in map(finite, values) if number is not None]
 
 
-def spread(values: Iterable[Any]) -> Spread | None:
+def spread(values: Iterable[Any]) -> SeedMean | None:
     """Mean and sample standard deviation (n − 1 in the divisor) of the finite values; None when there are none."""
     kept = finites(values)
     if not kept:
         return None
     deviation = statistics.stdev(kept) if len(kept) > 1 else None
-    return Spread(statistics.fmean(kept), deviation, len(kept))
+    return SeedMean(statistics.fmean(kept), deviation)
 
 
 def short(value: float | None, digits: int = 5) -> float | int | None:
@@ -95,22 +94,28 @@ def as_epsilon(value: float | None) -> str:
     return plain(upward(value), 4)
 
 
-def percent(value: float | None, decimals: int = 1) -> str:
+def percent(value: float | None) -> str:
     """A share as per cent."""
-    return MISSING if value is None else f"{100 * value:.{decimals}f} %".replace("-", "−")
+    return MISSING if value is None else f"{100 * value:.1f} %".replace("-", "−")
 
 
-def plus_minus(value: Spread | None, as_percent: bool = False) -> str:
-    """``mean ± deviation``, with as many decimals as the deviation supports; the mean alone for one seed."""
+def certainty(epsilon: float) -> str:
+    """How sure an undecided observer can become under ε: posterior e^ε/(1 + e^ε) from a prior of one half."""
+    value = 1.0 / (1.0 + math.exp(-epsilon))
+    return "all but certain" if value > 0.9995 else f"at most {percent(value)} sure"
+
+
+def plus_minus(value: SeedMean | None, unit: str = "") -> str:
+    """``mean ± deviation``, with as many decimals as the deviation supports; the mean alone for one seed.
+
+    ``unit`` "%" writes a share as per cent; "points²" writes a variance of shares in squared points.
+    """
     if value is None:
         return MISSING
-    if as_percent:
-        mean, unit = f"{100 * value.mean:.1f}", " %"
-        deviation = None if value.deviation is None else f"{100 * value.deviation:.1f}"
-    else:
-        mean, unit = plain(value.mean), ""
-        deviation = None if value.deviation is None else plain(value.deviation, 2)
-    return f"{mean}{unit}" if deviation is None else f"{mean} ± {deviation}{unit}"
+    scale = {"%": 100.0, "points²": 1e4}.get(unit, 1.0)
+    form = (lambda number, _: f"{number:.1f}") if unit == "%" else plain
+    deviation = "" if value.deviation is None else f" ± {form(scale * value.deviation, 2)}"
+    return f"{form(scale * value.mean, 3)}{deviation}{' %' if unit == '%' else ''}"
 
 
 def duration(seconds: float | None) -> str:

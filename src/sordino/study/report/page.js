@@ -1,8 +1,31 @@
 // The report of finished runs; follows common.js.
   const off = new Set();
   hidden = (trace) => off.has(trace.legendgroup);
-  const whole = (text) => text.replace(/[\ue000-\ue0ff]/g, (sign) => data.clients.phrases[sign] ?? sign);
-  data.clients.texts = data.clients.texts.map(whole);
+  const stated = (entry) => entry[9].map((place) => data.clients.texts[place]).join(" ");
+  // ---- how a series looks: one colour and one marker per method, everywhere ---------------------------------------
+  const DASHES = ["solid", "dash", "dot", "dashdot"]; // of a method that has the colour of an earlier one
+  const LOOKS = {
+    line: ({ x }, color, { symbol, index }) => ({
+      mode: x.length > 1 ? "lines" : "markers", marker: { color, symbol, size: 8 },
+      line: { color, width: 2.25, dash: DASHES[Math.floor(index / 8) % DASHES.length] },
+    }),
+    band: (_, color) => ({ mode: "lines", fill: "toself", fillcolor: `${color}~0.16`, line: { width: 0, color }, hoverinfo: "skip" }),
+    // Smaller and clearer when there are many; the outline keeps overlapping points apart.
+    points: ({ x }, color, { symbol }) => ({
+      mode: "markers",
+      marker: { color, symbol, ...(x.length <= 60 ? { size: 9, opacity: 0.9 } : { size: 6, opacity: 0.65 }), line: { width: 0.75, color: "@card" } },
+    }),
+    spectrum: (_, color) => ({ mode: "lines+markers", line: { color, width: 1.75, dash: "solid" }, marker: { color, symbol: "circle", size: 6 } }),
+    "low-rank": (_, color) => ({ mode: "lines+markers", line: { color, width: 1.75, dash: "dot" }, marker: { color, symbol: "circle-open", size: 6 } }),
+    diagonal: () => ({ mode: "lines", line: { color: "@muted", width: 1.5, dash: "dash" }, hoverinfo: "skip" }),
+  };
+
+  function styled({ look, ...trace }) {
+    const method = data.methods.find((one) => `m${one.index}` === trace.legendgroup);
+    return { type: "scatter", ...trace, ...LOOKS[look](trace, `@m${method?.colour}`, method) };
+  }
+
+  for (const chart of data.charts) chart.traces = chart.traces.map(styled);
   // ---- switches of the methods: one state for all charts ---------------------------------------------------------
   function legends() {
     for (const box of document.querySelectorAll(".legend")) {
@@ -20,11 +43,7 @@
     }
   }
 
-  function mark(index) {
-    const template = document.createElement("template");
-    template.innerHTML = data.marks[index % data.marks.length];
-    return template.content;
-  }
+  const mark = (index) => document.getElementById("marks").content.children[index].cloneNode(true);
 
   function toggle(method) {
     if (!off.delete(method)) off.add(method);
@@ -139,7 +158,7 @@
     const standing = data.clients.texts[entry[8]];
     const calm = standing === "within budget" || standing === "public data";
     statement.classList.toggle("bad", !calm);
-    statement.replaceChildren(make("p", {}, data.clients.texts[entry[9]]));
+    statement.replaceChildren(make("p", {}, stated(entry)));
     if (lead && calm) statement.prepend(make("p", { class: "lead" }, lead));
     for (const row of clients.tBodies[0].rows) {
       if (row.dataset.client === entry[0]) row.setAttribute("aria-current", "true");
@@ -152,7 +171,7 @@
     const sheet = data.clients.sheets[chooser.value];
     clients.tBodies[0].replaceChildren(...sheet.rows.map(clientRow));
     const list = document.querySelector("#statements ul");
-    list.replaceChildren(...sheet.rows.map((entry) => make("li", {}, data.clients.texts[entry[9]])));
+    list.replaceChildren(...sheet.rows.map((entry) => make("li", {}, stated(entry))));
     const sorted = clients.querySelector("th[aria-sort]");
     if (sorted) sortBy(clients, sorted.cellIndex, sorted.getAttribute("aria-sort"));
     const first = sheet.rows.find((entry) => entry[0] === sheet.first);

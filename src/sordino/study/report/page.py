@@ -1,68 +1,78 @@
-"""A page as one file: template, style, script and data put together, written whole or not at all."""
+"""A page as one file: a template filled with plain values, style, script and data inside it, written whole."""
 
 from __future__ import annotations
 
-import json
+import math
 import os
-import tempfile
-from collections.abc import Mapping
+from collections.abc import Sequence
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from sordino._version import __version__
+from sordino.engine.checkpoint import write_atomic
 from sordino.errors import BadInput
+from sordino.study.report import numbers
 
 
-def asset(name: str) -> str:
-    """A file that lies beside this one."""
-    return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
+def filled(template: str, **values: Any) -> str:
+    """The template that lies beside this file, filled in; on a page every value is escaped: a name is only text."""
+    return _templates().get_template(template).render(values)
 
 
-def script(name: str) -> str:
-    """What all pages share, then the page's own script, inside one function: nothing is global."""
-    return f'"use strict";\n(() => {{\n{asset("common.js")}\n{asset(name)}}})();\n'
+@cache
+def _templates() -> Environment:
+    found = Environment(
+        loader=PackageLoader("sordino.study.report", ""),
+        autoescape=lambda template: template is None or template.endswith(".html"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    # JSON inside a script element: tojson writes no "<", and a number that is not finite is an error.
+    found.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "ensure_ascii": False, "allow_nan": False}
+    found.globals |= {"asset": _asset, "plotly": _plotly, "missing": numbers.MISSING, "version": __version__}
+    for word in ("plain", "percent", "span", "plus_minus", "listed", "duration", "certainty"):
+        found.filters[word] = getattr(numbers, word)
+    found.filters |= {"epsilon": numbers.as_epsilon, "epsilons": _epsilons, "counted": _counted, "sortable": _sortable}
+    return found
 
 
-def plotly() -> str:
+def _asset(name: str) -> Markup:
+    """A style sheet or a script of ours, which goes into the page as it is."""
+    return Markup(resources.files(__package__).joinpath(name).read_text(encoding="utf-8"))
+
+
+def _plotly() -> Markup:
     """The source of plotly.js as the installed package ships it. Imported here: nothing else needs plotly."""
     from plotly.offline import get_plotlyjs
 
-    return str(get_plotlyjs())
+    return Markup(get_plotlyjs())
 
 
-def filled(name: str, parts: Mapping[str, str]) -> str:
-    """The template with every ``{{name}}`` replaced, in one pass: what is put in is never searched for names again."""
-    pieces = asset(name).split("{{")
-    done = [pieces[0]]
-    for piece in pieces[1:]:
-        key, _, rest = piece.partition("}}")
-        done += [parts[key.strip()], rest]
-    return "".join(done)
+def _epsilons(values: Sequence[float]) -> str:
+    return numbers.span(values, numbers.as_epsilon)
 
 
-def as_json(value: Any) -> str:
-    """JSON that may stand inside a script element: no ``<`` can end it, nothing but finite numbers."""
-    dumped = json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    return dumped.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+def _counted(count: int, word: str) -> str:
+    return f"{count} {word}{'s' if count > 1 else ''}"
+
+
+def _sortable(value: float) -> float:
+    """What a column sorts by: infinity after every number."""
+    return value if math.isfinite(value) else 1e300
 
 
 def write_page(page: str, path: str | os.PathLike[str]) -> Path:
-    """Write a page to ``path``; an earlier file stays until the new one is complete."""
+    """Write a page to ``path``, whole or not at all: an earlier file stays until the new one is complete."""
     target = Path(path)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(page)
-                file.flush()
-                os.fsync(file.fileno())
-            Path(temporary).chmod(0o644)
-            Path(temporary).replace(target)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
     except OSError as error:
-        reason = error.strerror or str(error)
-        raise BadInput(f"the page cannot be written to {target}: {reason}; free space or name another file") from error
+        raise BadInput(f"the page cannot be written to {target}: {error.strerror}; name another file") from error
+    write_atomic(target, page.encode())
     return target

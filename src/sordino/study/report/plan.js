@@ -61,6 +61,15 @@
   }
 
   // ---- charts ------------------------------------------------------------------------------------------------------
+  const frame = (id, y, more = {}) => (
+    { id, traces: [], x: { title: "the client's ε", type: "log" }, y, hovermode: "closest", lead: "Series", ...more });
+  if (explore) data.charts.unshift(
+    frame("noise", { title: "noise multiplier z", type: "log" }),
+    frame("aggregate", { title: "deviation of a coordinate", type: "log" }),
+    frame("bound", { title: "bound (Theorem 2)" }),
+    explore.drawn ? frame("chance", { title: "chance per draw" })
+      : frame("shares", { title: "share of the noise", tickformat: ".0%" }, { x: explore.axis, placed: true }),
+  );
   const chartOf = (id) => data.charts.find((one) => one.id === id);
   const curve = (name, place, y, [color, dash]) => ({
     type: "scatter", mode: "lines", name, legendgroup: "curve", x: explore.clients[place].grid, y, line: { color, dash, width: 2.25 },
@@ -106,7 +115,7 @@
     const chart = chartOf("shares");
     if (!chart) return;
     const parts = combined(explore.follows ?? "size", place, epsilon).parts;
-    const order = chart.order;
+    const order = explore.order;
     chart.traces = [{
       type: "bar", name: "share of the noise", legendgroup: "curve", x: order.map((_, at) => at), y: order.map((at) => parts[at]),
       text: order.map((at) => data.names[at]), textposition: "none", hovertemplate: "%{text}: %{y:.1%}<extra></extra>",
