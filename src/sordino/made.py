@@ -59,8 +59,8 @@ def part(
             given.apply_defaults()
             told = dict(given.arguments)
             if more is not None:
-                defaults = {one.name: one.default for one in fields(more) if one.name not in told}
-                told = {**defaults, **told, **told.pop(_rest(signature))}
+                rest = told.pop(_rest(signature))
+                told = {**{one.name: one.default for one in fields(more)}, **told, **rest}
             held = tuple((one.name, getattr(value, one.name)) for one in fields(value) if one.name not in _LABELS)
             made = Made(f"{factory.__module__}:{factory.__qualname__}", tuple(sorted(told.items())), held)
             return replace(value, made=made)

@@ -130,7 +130,7 @@ WRONG = [
     ("a factory of something else", {"clip": "ownparts:wrong"}, "clip is 7, and not a Clip"),
     ("a factory of another kind", {"aggregate": "ownparts:soft"}, "not a Aggregate"),
     ("an attribute that is not there", {"clip": "ownparts:sofd"}, "nothing called 'sofd'"),
-    ("no attribute", {"clip": "ownparts:"}, "nothing called ''"),
+    ("no attribute", {"clip": "ownparts:"}, "is not a name"),
     ("a module that is not there", {"clip": "no_such_module:soft"}, "cannot import 'no_such_module'.*PYTHONPATH"),
     ("no module", {"clip": ":soft"}, "clip"),
     ("a relative module", {"clip": ".ownparts:soft"}, "clip"),

@@ -149,9 +149,9 @@ def who_trains(plan: Plan, called: Round, heard: Heard, taken: Index, number: in
     if schedule.caps is not None:
         rows = rows[taken[called.clients[rows]] < schedule.caps[called.clients[rows]]]
     kept = called.clients[rows]
-    return Round(kept, np.zeros_like(kept), np.ones(len(kept))), {
-        what: values[torch.from_numpy(rows).to(values.device)] for what, values in heard.items()
-    }
+    their = torch.from_numpy(rows)
+    answers_of = {what: values[their.to(values.device)] for what, values in heard.items()}
+    return Round(kept, np.zeros_like(kept), np.ones(len(kept))), answers_of
 
 
 def _entries(answers: Tensor) -> Array:
