@@ -30,7 +30,7 @@ def _named(run: Finished) -> dict[str, Any]:
 
 
 def runs_table(runs: Sequence[Finished]) -> pa.Table:
-    """A row a run: what varied, method, seed, the final model's figures, what clients spent, why it failed."""
+    """One row for each run: what varied, method, seed, the final model's figures, what clients spent, why it failed."""
     rows = []
     for run in runs:
         result = run.result or {}
@@ -49,7 +49,7 @@ def runs_table(runs: Sequence[Finished]) -> pa.Table:
 
 
 def rounds_table(runs: Sequence[Finished]) -> pa.Table:
-    """A row a round of every run: what varied, the round, its figures where it was evaluated."""
+    """One row for each round of every run: what varied, the round, its figures where it was evaluated."""
     rows = []
     for run in runs:
         for record in (run.result or {}).get("rounds", ()):

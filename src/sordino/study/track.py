@@ -81,7 +81,7 @@ class Tracker:
         """Log the final figures of a run."""
 
     def close(self) -> None:
-        """Write everything out."""
+        """Write out what is still held, and close the log."""
 
     def replay(self, result: Mapping[str, Any]) -> None:
         """Log a finished run that was not watched while it trained."""

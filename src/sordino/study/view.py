@@ -100,7 +100,7 @@ class PlanView:
 
     @property
     def warnings(self) -> list[str]:
-        """What a careful reader would stop at."""
+        """What looks wrong: promises that mean little, updates that are mostly noise, clients that are never asked."""
         found, method, select = [], self.plan.method, self.plan.training.select
         if not method.private:
             found.append(f"NOT PRIVATE: {method.name} adds no noise and spends no budget; budgets are ignored")

@@ -95,10 +95,12 @@ class SeedRun:
 
     def at_end(self, key: str) -> float | None:
         """A metric of the final model; of the last round that evaluated it when the run has no final record."""
-        value = finite(self.final.get(key))
-        if value is not None or self.final:
-            return value
-        return next((one for row in reversed(self.rounds) if (one := finite(row.get(key))) is not None), None)
+        return finite(self.final.get(key)) if self.final else self.last(key)
+
+    def last(self, *path: str) -> float | None:
+        """The figure at the end of a path of keys, in the last round that has one."""
+        told = (finite(dig(row, path)) for row in reversed(self.rounds))
+        return next((value for value in told if value is not None), None)
 
 
 @dataclass(frozen=True)

@@ -174,7 +174,9 @@
     list.replaceChildren(...sheet.rows.map((entry) => make("li", {}, stated(entry))));
     const sorted = clients.querySelector("th[aria-sort]");
     if (sorted) sortBy(clients, sorted.cellIndex, sorted.getAttribute("aria-sort"));
-    const first = sheet.rows.find((entry) => entry[0] === sheet.first);
+    const spent = (entry) => (typeof entry[4] === "number" ? entry[4] : -1);
+    const most = Math.max(...sheet.rows.map(spent));
+    const first = sheet.rows.find((entry) => spent(entry) === most);
     if (first) say(first, "The loosest promise of this run:");
     else statement.replaceChildren(make("p", {}, "This result records no clients."));
     find();
@@ -187,7 +189,7 @@
 
   function clientTable() {
     chooser.append(...data.clients.sheets.map((sheet, at) => make("option", { value: at }, sheet.label)));
-    chooser.value = data.clients.shown;
+    chooser.value = Math.max(0, data.clients.sheets.findIndex((sheet) => sheet.private));
     chooser.addEventListener("change", showSheet);
     finder.addEventListener("input", find);
     showSheet();

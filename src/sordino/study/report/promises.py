@@ -117,19 +117,10 @@ def sheets(groups: Sequence[Group]) -> dict[str, Any]:
                 {
                     "label": group.label if seeds == "seed None" else f"{group.label}, {seeds}",
                     "rows": [[*row[:7], *map(stored, row[7:10]), row[10]] for row in rows],
-                    "first": _loosest(runs[0]),
                     "private": runs[0].private,
                 }
             )
-    shown = next((place for place, sheet in enumerate(found) if sheet["private"]), 0)
-    return {"sheets": found, "shown": shown, "texts": list(texts)}
-
-
-def _loosest(run: SeedRun) -> str | None:
-    """The client whose promise is the weakest: the largest finite spent ε, or simply the first client."""
-    spent = [client for client in run.clients if client.spent is not None and math.isfinite(client.spent)]
-    first = max(spent, key=lambda client: client.spent or 0.0) if spent else next(iter(run.clients), None)
-    return first.name if first else None
+    return {"sheets": found, "texts": list(texts)}
 
 
 def _row(client: Client, private: bool) -> list[Any]:

@@ -7,8 +7,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sordino.study.report.gather import GROUPS, Group, SeedRun, budgets_inside, dig, every_run
-from sordino.study.report.numbers import finite, finites, listed, span, spread
+from sordino.study.report.gather import GROUPS, Group, SeedRun, budgets_inside, every_run
+from sordino.study.report.numbers import finites, listed, span, spread
 from sordino.study.report.promises import Promise, promise_to, share
 
 
@@ -92,8 +92,8 @@ def combining_rows(groups: Sequence[Group]) -> list[dict[str, Any]]:
     """
     rows = []
     for group in groups:
-        power = spread(_last(run, "noise_power") for run in group.runs)
-        least = spread(_last(run, "least_noise_power") for run in group.runs)
+        power = spread(_observed(run, "noise_power") for run in group.runs)
+        least = spread(_observed(run, "least_noise_power") for run in group.runs)
         if power is None or least is None:
             continue
         clients = [client for client, _ in group.clients]
@@ -111,11 +111,10 @@ def combining_rows(groups: Sequence[Group]) -> list[dict[str, Any]]:
     return rows
 
 
-def _last(run: SeedRun, key: str) -> float | None:
+def _observed(run: SeedRun, key: str) -> float | None:
     """The observer's figure of the last round that has one; by declared variances where no observer was."""
-    paths = ((place, key) for place in ("observer", "diagnostics"))
-    told = (finite(dig(row, path)) for path in paths for row in reversed(run.rounds))
-    return next((value for value in told if value is not None), None)
+    seen = run.last("observer", key)
+    return run.last("diagnostics", key) if seen is None else seen
 
 
 def told_once(tables: Sequence[Mapping[str, str]]) -> dict[str, str]:
