@@ -1,17 +1,26 @@
-"""Conv1d and Conv2d: native convolutions in channels-last order, and five ways to per-record gradients."""
+"""Conv1d and Conv2d: native convolutions in channels-last order, and five ways to per-record gradients.
+
+Every way records ‖g_j‖² and holds what it needs for Σ_j a_j g_j; g_j = dy_jᵀ P_j with P_j the patches of record j.
+"""
 
 from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sordino.client.gradients import fused, ways
-from sordino.client.gradients.lengths import Length, squared_norms
-from sordino.client.gradients.patches import Geometry, last_padded, patches_view, scattered
-from sordino.client.gradients.tape import Held, Layer, Saved, Segments, Tape
+from sordino.client.gradients import fused
+from sordino.client.gradients.lengths import Length, squared_by_gram, squared_norms, squared_outer
+from sordino.client.gradients.patches import Geometry, last_padded, patches_view, planes_view, scattered
+from sordino.client.gradients.tape import Held, Layer, Saved, Segments, Tape, Workspace
 from sordino.client.gradients.types import Slot
 
+GHOST_GAIN = 24  # products that one held number is worth: written once, read twice
+FEW_CHANNELS = 4
+FEW_RECORDS = 32  # a batch to plan for
 SMALL_IMAGE = 16  # at so few positions the native kernels prefer channels first
 
 
@@ -19,7 +28,7 @@ class ConvLayer(Layer):
     """A convolution over two axes (one axis is a height of 1), padded with zeros.
 
     With x's patches P ``[positions, channels·taps]`` and dy ``[positions, outputs]`` of a record, g = dyᵀP. Which way
-    leads there is chosen once the size of the input is known (:func:`ways.choose`).
+    leads there is chosen once the size of the input is known (:func:`way_for`).
     """
 
     def __init__(self, name: str, module: nn.Conv1d | nn.Conv2d, slots: dict[str, Slot]) -> None:
@@ -28,7 +37,7 @@ class ConvLayer(Layer):
         self.geometry, self.groups = Geometry.of(module), module.groups
         self.inputs, self.outputs = module.in_channels, module.out_channels
         self.method, self.reason = "fast", "the way is chosen when the size of its input is known"
-        self.way: ways.Way | None = None
+        self.way: Way | None = None
         self._way_on = ""
 
     def weight(self, tape: Tape) -> Tensor:
@@ -51,7 +60,7 @@ class ConvLayer(Layer):
             out, _ = fused.forward(x4, weight, bias, self.geometry, tape.lengths, tape.mixed)
         elif tape.stacked:
             out = self._stacked_forward(x4, weight, bias)
-        elif isinstance(self.way, ways.Planes) and self.inputs == 1 and x4.device.type == "cpu":
+        elif isinstance(self.way, Planes) and self.inputs == 1 and x4.device.type == "cpu":
             out, saved = self.way.forward(self.name, x4, weight, bias, tape.scratch)
         else:
             if x4.shape[2] * x4.shape[3] <= SMALL_IMAGE:
@@ -97,7 +106,7 @@ class ConvLayer(Layer):
     def backward_pooled(self, dy: Tensor, saved: Saved, tape: Tape, pool: Geometry, further: bool) -> Tensor:
         """Record the layer from the gradient of its pooled output; differentiate its input where asked."""
         x, taken = saved
-        if not further and "weight" in self.slots and isinstance(self.way, ways.Fused):
+        if not further and "weight" in self.slots and isinstance(self.way, Fused):
             flat = dy.permute(0, 2, 3, 1).flatten(1, 2)
             self.way.record_pooled(self.name, x, flat, taken, pool.kernel[0], tape)
             return dy
@@ -109,14 +118,14 @@ class ConvLayer(Layer):
     def _choose(self, x: Tensor) -> None:
         if self.way is None or self._way_on != x.device.type:
             bias = "bias" in self.slots
-            self.way = ways.choose(self.geometry, self.inputs, self.outputs, self.groups, x, bias)
+            self.way = way_for(self.geometry, self.inputs, self.outputs, self.groups, x, bias)
             self._way_on, self.method, self.reason = x.device.type, self.way.method, self.way.reason
 
     def _stacked_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Patches times weights, row by row in one batched product."""
         rows, n = weight.shape[0], x.shape[0]
         high, wide = self.geometry.output(*x.shape[2:])
-        seen = ways.by_group(patches_view(last_padded(x, self.geometry), self.geometry), self.groups)
+        seen = by_group(patches_view(last_padded(x, self.geometry), self.geometry), self.groups)
         flat = seen.reshape(rows, n // rows, self.groups, high * wide, -1).transpose(1, 2)
         flat = flat.reshape(rows * self.groups, n // rows * high * wide, -1)
         out = torch.bmm(flat, self._kernels(weight).transpose(1, 2))
@@ -150,7 +159,7 @@ class ConvLayer(Layer):
         last = self._two_axes(dy).flatten(2).transpose(1, 2)
         if "weight" in self.slots:
             self.way.record(self.name, saved, last, tape)
-            if isinstance(self.way, ways.Fused):  # which takes the bias with it
+            if isinstance(self.way, Fused):  # which takes the bias with it
                 return
         if "bias" in self.slots:
             shift = tape.room(self.name, "bias", (self.outputs,), last)
@@ -175,3 +184,214 @@ def usual_size(records: int) -> int:
     """The next of few numbers: multiples of 32, and of an eighth of a power of two beyond 256."""
     step = max(32, 1 << max(0, records.bit_length() - 4))
     return -(-records // step) * step
+
+
+def way_for(geometry: Geometry, inputs: int, outputs: int, groups: int, x: Tensor, bias: bool) -> Way:
+    """The cheapest way for one layer at the size of its input x, where that lies."""
+    positions = math.prod(geometry.output(*x.shape[-2:]))
+    seen = inputs // groups * geometry.taps
+    if groups > 1:
+        return Patches(geometry, groups)
+    if positions**2 * (seen + outputs) <= GHOST_GAIN * seen * outputs:
+        reason = f"{positions} positions against {seen * outputs} weights: Gram matrices are smaller"
+        return Ghost(geometry, reason, many=FEW_RECORDS * positions > outputs)
+    if fused.serves(x):
+        return Fused(geometry, bias)
+    if inputs <= FEW_CHANNELS:
+        return Planes(geometry)
+    return RowWindows(geometry) if geometry.dense else Patches(geometry, groups)
+
+
+class Way(ABC):
+    """One way to a convolution's per-record gradients."""
+
+    method = "per-record"
+    reason = ""
+
+    def __init__(self, geometry: Geometry) -> None:
+        self.geometry = geometry
+
+    @abstractmethod
+    def record(self, layer: str, saved: Saved, dy: Tensor, tape: Tape) -> None:
+        """Record squared norms; ``dy`` is ``[n, positions, outputs]``."""
+
+    def pull(self, factors: Tensor, held: Held, segments: Segments, out: Tensor, slot: Slot) -> None:
+        """Write the weighted sum into the weight's slot: here of gradients held as ``[n, outputs·taps·channels]``."""
+        total = factors.new_empty(segments.rows, slot.size)
+        segments.weighted(factors, held["grads"].flatten(1), total)
+        _put_taps_first(total, out, slot)
+
+
+def _put_taps_first(total: Tensor, out: Tensor, slot: Slot) -> None:
+    """Write a kernel's ``[rows, outputs, taps, channels]`` into its slot, ``[outputs, channels, kh, kw]``."""
+    rows, outputs, channels = len(total), *slot.shape[:2]
+    taps_first = total.view(rows, outputs, -1, channels)
+    slot.part(out).view(rows, outputs, channels, -1).copy_(taps_first.transpose(2, 3))
+
+
+def by_group(seen: Tensor, groups: int) -> Tensor:
+    """Patches ``[n, ho, wo, kh, kw, c]`` to ``[n·groups, positions, taps·c/groups]``."""
+    n, high, wide, _, _, channels = seen.shape
+    if groups == 1:
+        return seen.reshape(n, high * wide, -1)
+    split = seen.view(*seen.shape[:5], groups, channels // groups).permute(0, 5, 1, 2, 3, 4, 6)
+    return split.reshape(n * groups, high * wide, -1)
+
+
+class Patches(Way):
+    """All patches copied, one product per record and group. Any stride, dilation and groups."""
+
+    reason = "patches times output gradient; held for the sum"
+
+    def __init__(self, geometry: Geometry, groups: int) -> None:
+        super().__init__(geometry)
+        self.groups = groups
+
+    def record(self, layer: str, saved: Saved, dy: Tensor, tape: Tape) -> None:
+        """One product per record and group."""
+        n, positions, outputs = dy.shape
+        seen = by_group(patches_view(last_padded(saved[0], self.geometry), self.geometry), self.groups)
+        if self.groups > 1:
+            dy = dy.view(n, positions, self.groups, -1).transpose(1, 2).reshape(n * self.groups, positions, -1)
+        grads = tape.room(layer, "grads", (self.groups, outputs // self.groups, seen.shape[2]), dy)
+        torch.bmm(dy.transpose(1, 2), seen, out=grads.view(-1, outputs // self.groups, seen.shape[2]))
+        tape.note(Length(squared_norms(grads)))
+
+
+class Fused(Way):
+    """One kernel from input and output gradient to every record's gradient and its norm, on a GPU."""
+
+    reason = "one kernel a layer, patches never copied; held for the sum"
+
+    def __init__(self, geometry: Geometry, bias: bool) -> None:
+        super().__init__(geometry)
+        self.bias = bias
+
+    def record(self, layer: str, saved: Saved, dy: Tensor, tape: Tape) -> None:
+        """Per-record gradients, those of a bias with them, and their squared norms."""
+        self.record_pooled(layer, saved[0], dy, dy, 1, tape)
+
+    def record_pooled(self, layer: str, x: Tensor, dy: Tensor, taken: Tensor, pool: int, tape: Tape) -> None:
+        """The same where dy belongs to the largest of each of the output's windows, and ``taken`` says which."""
+        outputs, seen = dy.shape[2], x.shape[1] * self.geometry.taps
+        grads = tape.room(layer, "grads", (outputs, seen), dy)
+        shifts = tape.room(layer, "bias", (outputs,), dy) if self.bias else None
+        squares = fused.record_gradients(x, dy, taken, pool, self.geometry, tape.lengths, grads, shifts)
+        tape.note(Length(squares))
+
+    def pull(self, factors: Tensor, held: Held, segments: Segments, out: Tensor, slot: Slot) -> None:
+        """Weighted sum of the held gradients, put in the parameter's order."""
+        values = held["grads"].flatten(1)
+        if segments.skips(values):
+            fused.weighted(factors, values, slot.part(out), self.geometry.taps, slot.shape[1])
+        else:
+            super().pull(factors, held, segments, out, slot)
+
+
+class RowWindows(Way):
+    """Windows along the width copied once; each kernel row is a product with a slice of them. Stride 1, no groups."""
+
+    reason = "stride 1: one product per kernel row, no patches; held for the sum"
+
+    def record(self, layer: str, saved: Saved, dy: Tensor, tape: Tape) -> None:
+        """One product per record and kernel row."""
+        kh, kw = self.geometry.kernel
+        high, wide = self.geometry.output(*saved[0].shape[2:])
+        padded = last_padded(saved[0], self.geometry)
+        n, height, _, channels = padded.shape
+        # What the kernel's row k sees at every output position is then the slice of rows ``k .. k + high``.
+        view = padded.as_strided((n, height, wide, kw * channels), padded.stride(), padded.storage_offset())
+        windows = tape.scratch.take("windows", (view.shape[0], view.shape[1] * wide, view.shape[3]), dy)
+        windows.view(view.shape).copy_(view)
+        turned = dy.transpose(1, 2)
+        grads = tape.room(layer, "grads", (dy.shape[2], windows.shape[2]), dy, copies=kh)
+        for row in range(kh):
+            torch.bmm(turned, windows[:, row * wide : (row + high) * wide], out=grads[:, row])
+            tape.note(Length(squared_norms(grads[:, row])))
+
+    def pull(self, factors: Tensor, held: Held, segments: Segments, out: Tensor, slot: Slot) -> None:
+        """Weighted sum of every kernel row, put in the parameter's order."""
+        kh, kw = self.geometry.kernel
+        outputs, channels = slot.shape[:2]
+        total = factors.new_empty(kh, segments.rows, outputs * kw * channels)
+        for row in range(kh):
+            segments.weighted(factors, held["grads"][:, row].flatten(1), total[row])
+        in_order = total.view(kh, segments.rows, outputs, kw, channels).permute(1, 2, 4, 0, 3)
+        slot.part(out).view(segments.rows, outputs, channels, kh, kw).copy_(in_order)
+
+
+class Planes(Way):
+    """Shifted copies of an image with few channels serve the forward pass and the gradient."""
+
+    reason = "few channels: shifted images serve the forward pass and the gradient; held for the sum"
+
+    def forward(
+        self, layer: str, x: Tensor, weight: Tensor, bias: Tensor | None, scratch: Workspace
+    ) -> tuple[Tensor, Saved]:
+        """The convolution as one product per record, written channels-last (the native one is not, at one channel)."""
+        planes = self._planes(layer, x, scratch)
+        n = x.shape[0]
+        kernels = weight.new_empty(planes.shape[1], weight.shape[0])
+        kernels[:-1] = weight.reshape(weight.shape[0], -1).t()
+        kernels[-1] = 0 if bias is None else bias
+        out = scratch.take(f"{layer}/out", (n, planes.shape[2], weight.shape[0]), x)
+        torch.bmm(planes.transpose(1, 2), kernels.expand(n, -1, -1), out=out)
+        high, wide = self.geometry.output(*x.shape[2:])
+        return out.view(n, high, wide, -1).permute(0, 3, 1, 2), (x, planes)
+
+    def _planes(self, layer: str, x: Tensor, scratch: Workspace) -> Tensor:
+        """``[n, channels·taps + 1, positions]``; the last plane is 1 and adds the bias."""
+        view = planes_view(x, self.geometry)
+        shape = (x.shape[0], x.shape[1] * self.geometry.taps + 1, view.shape[4] * view.shape[5])
+        planes = scratch.take(f"{layer}/planes", shape, x)
+        planes[:, :-1].view(view.shape).copy_(view)
+        planes[:, -1] = 1
+        return planes
+
+    def record(self, layer: str, saved: Saved, dy: Tensor, tape: Tape) -> None:
+        """One product per record."""
+        planes = saved[1] if len(saved) > 1 else self._planes(layer, saved[0], tape.scratch)
+        grads = tape.room(layer, "grads", (planes.shape[1] - 1, dy.shape[2]), dy)
+        torch.bmm(planes[:, :-1], dy, out=grads)
+        tape.note(Length(squared_norms(grads)))
+
+    def pull(self, factors: Tensor, held: Held, segments: Segments, out: Tensor, slot: Slot) -> None:
+        """Weighted sum of the held gradients, put in the parameter's order."""
+        total = factors.new_empty(segments.rows, slot.size)
+        segments.weighted(factors, held["grads"].flatten(1), total)
+        turned = total.view(segments.rows, -1, slot.shape[0]).transpose(1, 2)
+        slot.part(out).view(segments.rows, slot.shape[0], -1).copy_(turned)
+
+
+class Ghost(Way):
+    """‖g‖² = ⟨P Pᵀ, dy dyᵀ⟩ and the sum as one product over the records of a row; no per-record gradient at all.
+
+    Many positions: patches are copied with channels last, in long runs, and the sum is put in the parameter's order.
+    Few positions: patches are small and take the parameter's order, so that the large sum need not be reordered.
+    """
+
+    method = "ghost"
+
+    def __init__(self, geometry: Geometry, reason: str, many: bool) -> None:
+        super().__init__(geometry)
+        self.reason, self.many = reason, many
+
+    def record(self, layer: str, saved: Saved, dy: Tensor, tape: Tape) -> None:
+        """Gram matrices; patches and dy are held."""
+        seen = patches_view(last_padded(saved[0], self.geometry), self.geometry)
+        if not self.many:
+            seen = seen.permute(0, 1, 2, 5, 3, 4)
+        flat = seen.reshape(dy.shape[0], dy.shape[1], -1)
+        tape.hold(layer, "seen", flat)
+        tape.hold(layer, "dy", dy)
+        tape.note(squared_outer(flat, dy) if dy.shape[1] == 1 else squared_by_gram(flat, dy))
+
+    def pull(self, factors: Tensor, held: Held, segments: Segments, out: Tensor, slot: Slot) -> None:
+        """``Σ_j a_j dy_jᵀ P_j`` as one product a row."""
+        scaled = held["dy"] * factors.view(-1, 1, 1)
+        if not self.many:
+            segments.outer(scaled, held["seen"], slot.part(out))
+            return
+        total = factors.new_empty(segments.rows, slot.size)
+        segments.outer(scaled, held["seen"], total)
+        _put_taps_first(total, out, slot)

@@ -95,12 +95,3 @@ def planes_view(x: Tensor, geometry: Geometry) -> Tensor:
     shape = (*x.shape[:2], *geometry.kernel, *geometry.output(*x.shape[2:]))
     strides = (at_n, at_c, dh * at_h, dw * at_w, sh * at_h, sw * at_w)
     return padded.as_strided(shape, strides, padded.storage_offset())
-
-
-def row_windows(padded: Tensor, kernel: int, wide: int) -> Tensor:
-    """Windows along the width only, a view ``[n, h, wo, kw·c]`` of a padded channels-last input at stride 1.
-
-    Once copied, what the kernel's row k sees at every output position is the slice of rows ``k .. k + ho``.
-    """
-    n, height, _, channels = padded.shape
-    return padded.as_strided((n, height, wide, kernel * channels), padded.stride(), padded.storage_offset())
