@@ -154,6 +154,11 @@ def test_compare_prints_a_table_and_writes_a_report(call, study, tmp_path):
     assert (tmp_path / "runs" / "small-compare" / "report.html").stat().st_size > 100_000
 
 
+def test_one_run_is_not_shared_by_processes(call, study):
+    code, _, err = call("run", study(), "--processes", "2")
+    assert (code, "this study is one: give it a [sweep]" in err) == (2, True), err
+
+
 def test_compare_leaves_out_what_diverges_and_says_so(call, study, tmp_path, monkeypatch, caplog):
     path = study()
     Path(path).write_text(STUDY + '[compare]\nmethods = ["dp-fedavg", "fedavg"]\n')
@@ -235,7 +240,8 @@ def test_a_missing_file_is_bad_input(call):
     assert "does not exist" in err
 
 
-def test_a_batchnorm_layer_is_refused_by_name_with_a_remedy(call, study, tmp_path, monkeypatch):
+def test_a_batchnorm_layer_is_refused_by_name_with_a_remedy(call, study, tmp_path):
+    """The model's module lies in the folder that the command is given in."""
     (tmp_path / "mine.py").write_text(
         "from torch import nn\n"
         "def normed(shape, classes):\n"
@@ -243,7 +249,6 @@ def test_a_batchnorm_layer_is_refused_by_name_with_a_remedy(call, study, tmp_pat
         "def narrow(shape, classes):\n"
         "    return nn.Sequential(nn.Flatten(), nn.Linear(64, 3))\n"
     )
-    monkeypatch.syspath_prepend(tmp_path)
     code, _, err = call("run", study('name = "logistic"', 'name = "mine:normed"'))
     assert code == 2
     assert "BatchNorm" in err

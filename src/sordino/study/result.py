@@ -131,9 +131,7 @@ def checksum(weights: Tensor) -> str:
     return hashlib.sha256(weights.detach().cpu().float().numpy().astype("<f4").tobytes()).hexdigest()
 
 
-@cache
-def _types(kind: Any) -> dict[str, Any]:
-    return get_type_hints(kind)
+_types = cache(get_type_hints)
 
 
 def _check(value: Any, kind: Any, where: str) -> None:

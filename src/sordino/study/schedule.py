@@ -97,8 +97,8 @@ class Scheduler:
     rows: int = STACK_ROWS
     deadline: float | None = None
 
-    def run(self, jobs: Sequence[Job], maker: Maker[Job], tell: Tell = lambda jobs, record: None) -> Iterator[Any]:
-        """Make all runs that are not finished; yields the ``Ending`` of each as it ends."""
+    def run(self, jobs: Sequence[Job], maker: Maker[Job], tell: Tell) -> Iterator[Ending[Job]]:
+        """Make all runs that are not finished; yields how each ended, as it ends."""
         if self.processes < 1:
             raise BadInput(f"processes is {self.processes}: at least one is needed")
         stack = torch_device(self.device).type == "cuda" if self.stack is None else self.stack
