@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import types
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, fields, replace
-from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
 from sordino.errors import BadInput
 
@@ -35,58 +33,59 @@ class Made:
         return whole and all(getattr(value, name) is held for name, held in self.fields)
 
 
-def part(
-    *, named: bool = False, more: type | None = None
-) -> Callable[[Callable[Options, Value]], Callable[Options, Value]]:
-    """Mark a factory of parts: the values it makes carry a ``Made``, and its options can be listed (``options_of``).
+@dataclass(frozen=True)
+class Factory(Generic[Options, Value]):
+    """A function that makes parts, marked as such (``@part``): what it makes carries a ``Made``.
 
-    Parameters
-    ----------
-    named: whether the options that were given are shown in the value's name: ``robust-hdp(every=5)``.
-    more: the dataclass whose fields are options too, where the factory takes them as ``**options``.
+    ``more``: the dataclass whose fields are options too, where the function takes them as ``**options``. The options
+    that were given are shown in the name of what one's own factories make, and of a value whose class says so
+    (``shows_options``): ``robust-hdp(every=5)``.
     """
 
-    def around(factory: Callable[Options, Value]) -> Callable[Options, Value]:
-        signature = inspect.signature(factory)
+    make: Callable[Options, Value]
+    more: type | None = None
 
-        @wraps(factory)
-        def make(*args: Options.args, **kwargs: Options.kwargs) -> Value:
-            value = factory(*args, **kwargs)
-            given = signature.bind(*args, **kwargs)
-            if named and given.arguments:
-                shown = ", ".join(f"{key}={option}" for key, option in given.arguments.items())
-                value = replace(value, name=f"{value.name}({shown})")
-            given.apply_defaults()
-            told = dict(given.arguments)
-            if more is not None:
-                rest = told.pop(_rest(signature))
-                told = {**{one.name: one.default for one in fields(more)}, **told, **rest}
-            held = tuple((one.name, getattr(value, one.name)) for one in fields(value) if one.name not in _LABELS)
-            made = Made(f"{factory.__module__}:{factory.__qualname__}", tuple(sorted(told.items())), held)
-            return replace(value, made=made)
+    @property
+    def __wrapped__(self) -> Callable[Options, Value]:
+        return self.make
 
-        make.__dict__["more"] = more
-        return make
+    @property
+    def __name__(self) -> str:
+        return self.make.__name__
 
-    return around
+    def __call__(self, *args: Options.args, **kwargs: Options.kwargs) -> Value:
+        """Make a part with these options."""
+        value = self.make(*args, **kwargs)
+        signature = inspect.signature(self.make)
+        given = signature.bind(*args, **kwargs)
+        own = not self.make.__module__.startswith("sordino.")
+        if (
+            given.arguments
+            and (own or getattr(value, "shows_options", False))
+            and "(" not in getattr(value, "name", "(")
+        ):
+            shown = ", ".join(f"{key}={option}" for key, option in given.arguments.items())
+            value = replace(value, name=f"{value.name}({shown})")
+        given.apply_defaults()
+        told = dict(given.arguments)
+        if self.more is not None:
+            others = [one.name for one in signature.parameters.values() if one.kind is one.VAR_KEYWORD]
+            told = {**{one.name: one.default for one in fields(self.more)}, **told, **told.pop(others[0])}
+            del told[others[0]]
+        held = tuple((one.name, getattr(value, one.name)) for one in fields(value) if one.name not in _LABELS)
+        made = Made(f"{self.make.__module__}:{self.make.__qualname__}", tuple(sorted(told.items())), held)
+        return replace(value, made=made)
 
 
-def _rest(signature: inspect.Signature) -> str:
-    """The name of the parameter that takes all other keywords."""
-    kind = inspect.Parameter.VAR_KEYWORD
-    return next(one.name for one in signature.parameters.values() if one.kind is kind)
-
-
-def is_factory(value: Any) -> bool:
-    """Whether somebody marked this as a factory of parts (``part``)."""
-    return isinstance(value, types.FunctionType) and "more" in vars(value)
+part = Factory
+"""``@part`` above a function marks it as a factory of parts."""
 
 
 def options_of(factory: Callable[..., Any]) -> list[str]:
     """The names of a factory's options."""
     kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     names = [one.name for one in inspect.signature(factory).parameters.values() if one.kind not in kinds]
-    more = getattr(factory, "more", None)
+    more = factory.more if isinstance(factory, Factory) else None
     return names + ([one.name for one in fields(more) if one.name not in names] if more else [])
 
 

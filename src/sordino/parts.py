@@ -16,7 +16,7 @@ from types import SimpleNamespace
 from sordino.client.ask import Question
 from sordino.client.clip import Clip, Public
 from sordino.client.local import Local
-from sordino.made import Made, part
+from sordino.made import Factory, Made, part
 from sordino.methods.asking import Ask
 from sordino.methods.method import Calibrate, Method
 from sordino.methods.registry import PARTS
@@ -42,6 +42,7 @@ __all__ = [
     "Calibrate",
     "Candidates",
     "Clip",
+    "Factory",
     "Facts",
     "Frame",
     "Local",

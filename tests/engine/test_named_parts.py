@@ -27,7 +27,7 @@ import sordino as sd
 from sordino import parts
 
 
-@parts.part(named=True)
+@parts.part
 def soft(sharpness: float = 1.0) -> parts.Clip:
     """Every record counts 1/(1 + sharpness·norm)."""
     return parts.Clip("soft", lambda l, n, p: 1.0 / (1.0 + sharpness * n), lambda p: p["clip"])

@@ -29,7 +29,7 @@ class Question:
     values: (losses, norms, public) → one value a record, same shape; the gate cuts it to ``bound``.
     bound: the largest value that counts, and so the sum's sensitivity.
     of_losses: whether values depend on losses alone, so that asking takes a forward pass and no gradients.
-    made: the factory and options that made it, set by ``sordino.made.part``.
+    made: the factory and options that made it, set by ``sordino.made.Factory``.
     """
 
     what: str
@@ -52,7 +52,7 @@ def scalar_piece(values: Tensor, owner: Tensor | None, rows: int, spread: Callab
     return Piece(values.abs(), torch.ones_like(values), pull, spread)
 
 
-@part()
+@part
 def bounded_loss(start: float = 2.5) -> Question:
     """Σ min(max(0, F_j), C_l): C_l is ``start`` until the server broadcasts a ``loss_bound`` of its own."""
     if not 0 < start < math.inf:
@@ -60,7 +60,7 @@ def bounded_loss(start: float = 2.5) -> Question:
     return _loss(start)
 
 
-@part()
+@part
 def exact_loss() -> Question:
     """Σ max(0, F_j) without a bound: no noise can cover it, so it is for methods that are NOT PRIVATE."""
     return _loss(math.inf)
@@ -77,7 +77,7 @@ def _loss(start: float) -> Question:
     return Question("loss", values, limit, of_losses=True)
 
 
-@part()
+@part
 def squared_norms(reach: float | None = None) -> Question:
     """Σ min(‖g_j‖², Ĝ²): how large gradients are at the weights the server sent. Ĝ is ``clip``.
 
@@ -102,7 +102,7 @@ def squared_norms(reach: float | None = None) -> Question:
     return Question("squared-norm", values, lambda public: ceiling(public) ** 2)
 
 
-@part()
+@part
 def under_radius() -> Question:
     """Σ (1{‖g_j‖ ≤ C_r} − ½): how many records lie under the radius, centred, so that its sensitivity is ½, not 1."""
 

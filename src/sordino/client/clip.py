@@ -37,7 +37,7 @@ class Clip:
     bound: public → the radius C, for all rows or a column [rows, 1].
     needs: the questions whose released answers it uses.
     moves: whether its radius changes from round to round, so that a run should show it.
-    made: the factory and options that made it, set by ``sordino.made.part``.
+    made: the factory and options that made it, set by ``sordino.made.Factory``.
     """
 
     name: str
@@ -63,19 +63,19 @@ def radius(public: Public) -> Tensor | float:
     return found
 
 
-@part()
+@part
 def flat() -> Clip:
     """Every record counts once, up to norm C: a_j = min(1, C/‖g_j‖) (Abadi et al. 2016)."""
     return Clip("flat", _ones, _clip)
 
 
-@part()
+@part
 def moving() -> Clip:
     """Flat clipping at the broadcast radius: a_j = min(1, C_r/‖g_j‖)."""
     return Clip("moving", _ones, radius, moves=True)
 
 
-@part()
+@part
 def automatic(gamma: float = 0.01) -> Clip:
     """AUTO-S (Bu et al. 2023): a_j = C/(‖g_j‖ + γ). Every record counts about equally; γ = 0 is plain normalisation.
 
@@ -91,7 +91,7 @@ def automatic(gamma: float = 0.01) -> Clip:
     return Clip(f"automatic(gamma={gamma:g})", factors, _clip)
 
 
-@part()
+@part
 def fair(weight: float = 0.1) -> Clip:
     """Fair clipping (FedFDP): f_j = max(0, 1 + λ(F_j − F(w_t))), a_j = f_j · min(1, C/(f_j ‖g_j‖)); λ is ``weight``.
 

@@ -42,7 +42,7 @@ class Local:
     needs: the questions whose answers it uses; they must be asked of the step's own batch.
     partner: what it shares with the aggregation rule that is its other half at the server, if there is one.
     sends: (a client's broadcast, lengths of the model's tensors) → how many numbers it uploads under which names.
-    made: the factory and options that made it, set by ``sordino.made.part``.
+    made: the factory and options that made it, set by ``sordino.made.Factory``.
     """
 
     name: str
@@ -63,13 +63,13 @@ def _difference(params: Tensor, start: Tensor, state: State, public: Public) -> 
     return {"update": params.sub_(start)}, state
 
 
-@part()
+@part
 def sgd() -> Local:
     """Plain descent: w ← w − η g; upload w − w_start."""
     return Local("sgd", _descend, _difference)
 
 
-@part()
+@part
 def fair_step(weight: float = 0.1) -> Local:
     """The step of FedFair: η (1 + λ(F_i(w_i, batch) − F(w_t))); λ is ``weight``, and λ = 0 is plain descent.
 
@@ -85,7 +85,7 @@ def fair_step(weight: float = 0.1) -> Local:
     return Local(f"fair(weight={chosen:g})", update, _difference, needs=("loss",))
 
 
-@part()
+@part
 def scaffold() -> Local:
     """SCAFFOLD (Karimireddy et al. 2020), option II: w ← w − η(g − c_i + c), then c_i ← mean of the turn's g.
 
@@ -112,7 +112,7 @@ def scaffold() -> Local:
     return Local("scaffold", update, finish, state=("control",), partner="scaffold")
 
 
-@part()
+@part
 def fedprox(mu: float = 0.1) -> Local:
     """FedProx (Li et al. 2020): a pull towards the server's weights, w ← w − η(g + μ(w − w_start)).
 
@@ -128,7 +128,7 @@ def fedprox(mu: float = 0.1) -> Local:
     return sgd() if pull == 0.0 else Local(f"fedprox(mu={pull:g})", update, _difference)
 
 
-@part()
+@part
 def feddyn(alpha: float = 0.1) -> Local:
     """FedDyn (Acar et al. 2021): w ← w − η(g − h_i + α(w − w_start)), then h_i ← h_i − α(w_i − w_start).
 
@@ -150,7 +150,7 @@ def feddyn(alpha: float = 0.1) -> Local:
     return Local(f"feddyn(alpha={pull:g})", update, finish, state=("dual",), partner="feddyn")
 
 
-@part()
+@part
 def averaged() -> Local:
     """Plain descent; uploads x_K − x_0 and, as ``iterate``, x̄ − x_0 with x̄ = (1/K) Σ_{k=0}^{K−1} x_k.
 
@@ -173,7 +173,7 @@ def averaged() -> Local:
     return Local("averaged", update, finish, partner="averaged", sends=sends)
 
 
-@part()
+@part
 def projected() -> Local:
     """PFA+: plain descent; uploads Vᵀ(w − w_start) per tensor, k numbers each, where the server broadcasts a basis V.
 

@@ -1,6 +1,5 @@
 """The methods room: named compositions of client and server parts, and the plan that they imply."""
 
-from sordino.methods import built_in as built_in
 from sordino.methods.adapt import adapt
 from sordino.methods.asking import Ask
 from sordino.methods.method import Calibrate, Method

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -42,7 +43,7 @@ class Ask:
         for all of them, or None for the size of a training batch.
     broadcasts: what ``conclude`` broadcasts by name, and the check that a site makes of each value.
     used: what is made of the answers, in words, for plans and reports.
-    made: the factory and options that made it, set by ``sordino.made.part``.
+    made: the factory and options that made it, set by ``sordino.made.Factory``.
     """
 
     question: Question
@@ -52,7 +53,7 @@ class Ask:
     of: str = "participants"
     spare: bool = False
     size: float | str | None = None
-    broadcasts: Mapping[str, Check] = field(default_factory=dict)
+    broadcasts: Mapping[str, Check] = field(default_factory=dict, hash=False)
     used: str = ""
     made: Made | None = None
 
@@ -72,7 +73,7 @@ class Ask:
         return f"{self.question.what} ({self.batch} batch{size}, share {self.share:g}){used}"
 
 
-@part()
+@part
 def loss(
     batch: str = "own",
     share: float = LOSS_SHARE,
@@ -97,20 +98,20 @@ def loss(
     return Ask(ask.bounded_loss(start), heard, batch, share, of, True, size, LOSS_BROADCASTS)
 
 
-@part()
+@part
 def exact_loss(batch: str = "own") -> Ask:
     """The loss as it is, without bound: for methods that are NOT PRIVATE."""
     heard = hear_loss(adapt=False)
     return Ask(ask.exact_loss(), heard, batch, spare=True, broadcasts=LOSS_BROADCASTS)
 
 
-@part()
+@part
 def candidate_loss(bound: float = 4.0, share: float = 0.1) -> Ask:
     """The candidates' loss, by which power-of-choice chooses who trains."""
     return Ask(ask.bounded_loss(bound), share=share, of="candidates")
 
 
-@part(more=RootMeanSquare)
+@partial(part, more=RootMeanSquare)
 def squared_norm(
     share: float = 0.1,
     size: float | str | None = None,
@@ -135,7 +136,7 @@ def squared_norm(
     return Ask(question, RootMeanSquare(**given), batch, share, size=size, broadcasts=told, used=used)
 
 
-@part(more=Quantile)
+@partial(part, more=Quantile)
 def under_radius(share: float = 0.05, **options: Any) -> Ask:
     """The share of records under the radius, released beside every step's gradient, moves the next round's radius.
 

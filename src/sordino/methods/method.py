@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from sordino.client.clip import Clip, flat
 from sordino.client.local import Local, sgd
 from sordino.errors import BadInput
-from sordino.made import is_factory
+from sordino.made import Factory
 from sordino.methods.asking import Ask
 from sordino.methods.selection import Selection, everyone
 from sordino.server.after import ServerStep, plain
@@ -89,12 +89,12 @@ class Method:
             object.__setattr__(self, "calibrate", Calibrate(self.calibrate))
         if isinstance(self.ask, Ask):
             object.__setattr__(self, "ask", (self.ask,))
-        if isinstance(self.aggregate, types.FunctionType) and not is_factory(self.aggregate):
+        if isinstance(self.aggregate, types.FunctionType):
             object.__setattr__(self, "aggregate", Aggregate(self.aggregate.__name__, self.aggregate))
         for part, kind in KINDS.items():
             for value in self.ask if part == "ask" else (getattr(self, part),):
                 if not isinstance(value, kind):
-                    called = "call it to make one" if is_factory(value) else "see sordino.parts"
+                    called = "call it to make one" if isinstance(value, Factory) else "see sordino.parts"
                     raise BadInput(f"method {self.name!r}: {part} is {value!r}, and not a {kind.__name__}: {called}")
         self._match_questions()
         if sum(one.share for one in self.ask) >= 1:

@@ -12,8 +12,9 @@ from typing import Any
 
 from sordino.client import clip, local
 from sordino.errors import BadInput
-from sordino.made import imported, is_factory, options_of
+from sordino.made import Factory, imported, options_of
 from sordino.methods import asking, selection
+from sordino.methods.built_in import PARTS_OF, SUMMARIES
 from sordino.methods.method import KINDS, Calibrate, Method
 from sordino.server import after, fair, radius, rules
 
@@ -52,15 +53,15 @@ PARTS: dict[str, dict[str, Callable[..., Any]]] = {
 
 def register(method: Method, *, replace_existing: bool = False) -> Method:
     """Make a method available by its name, to studies and the command line too."""
-    if method.name in _METHODS and not replace_existing:
+    if method.name in names() and not replace_existing:
         raise BadInput(f"a method {method.name!r} exists already: choose another name, or pass replace_existing=True")
     _METHODS[method.name] = method
     return method
 
 
 def names() -> list[str]:
-    """All registered names, in the order of registration."""
-    return list(_METHODS)
+    """All names of methods: those that come with sordino, then those that were registered."""
+    return list(dict.fromkeys([*PARTS_OF, *_METHODS]))
 
 
 def get(
@@ -79,9 +80,11 @@ def get(
             raise BadInput(f"method {method!r} is a {type(found).__name__}: it has to be a sordino.Method")
         method = found
     elif isinstance(method, str):
+        if method not in _METHODS and method in PARTS_OF:
+            _METHODS[method] = Method(method, summary=SUMMARIES[method], **PARTS_OF[method]())
         if method not in _METHODS:
-            near = difflib.get_close_matches(method, _METHODS, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(_METHODS)}, or module:attribute"
+            near = difflib.get_close_matches(method, names(), n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names())}, or module:attribute"
             raise BadInput(f"method {method!r} is unknown: {hint}")
         method = _METHODS[method]
     return replace(method, **{part: _part(part, choice, modules) for part, choice in (overrides or {}).items()})
@@ -90,8 +93,9 @@ def get(
 def _part(part: str, choice: Any, modules: Collection[str] | None) -> Any:
     """A part from what a study says: a name, or a table with the name and its options."""
     if part == "calibrate":
-        told = dict(choice) if isinstance(choice, Mapping) else {"name": choice}
-        return _called(f"method.{part}", Calibrate, {("by" if key == "name" else key): told[key] for key in told})
+        return _called(
+            "method.calibrate", _calibrate, dict(choice) if isinstance(choice, Mapping) else {"name": choice}
+        )
     if part not in PARTS:
         raise BadInput(f"method.{part} is unknown: a method has the parts {', '.join([*PARTS, 'calibrate'])}")
     options = dict(choice) if isinstance(choice, Mapping) else {"name": choice}
@@ -110,12 +114,16 @@ def _part(part: str, choice: Any, modules: Collection[str] | None) -> Any:
         return made
     if not callable(made):
         raise BadInput(f"method.{part} = {name!r} is a {type(made).__name__}, not a {KINDS[part].__name__}")
-    if modules is not None and ":" in str(name) and not (is_factory(made) and made.__module__ in modules):
+    if modules is not None and ":" in str(name) and not (isinstance(made, Factory) and made.make.__module__ in modules):
         raise BadInput(
             f"method.{part} = {name!r} is not marked as a factory of parts: a site calls nothing else "
-            "(@sordino.parts.part() above its definition marks it)"
+            "(@sordino.parts.part above its definition marks it)"
         )
     return _called(f"method.{part} = {name!r}", made, options)
+
+
+def _calibrate(name: str = "tight", strictest: bool = False) -> Calibrate:
+    return Calibrate(name, strictest)
 
 
 def _called(where: str, factory: Callable[..., Any], options: Mapping[str, Any]) -> Any:

@@ -67,7 +67,7 @@ class Selection:
         train. The schedule then asks candidates and caps their turns (``Schedule.caps``).
     needs: the questions that ``choose`` uses, which candidates must be asked first.
     draws: whether it draws ``training.select`` clients a round.
-    made: the factory and options that made it, set by ``sordino.made.part``.
+    made: the factory and options that made it, set by ``sordino.made.Factory``.
     """
 
     name: str
@@ -80,7 +80,7 @@ class Selection:
     made: Made | None = None
 
 
-@part()
+@part
 def everyone() -> Selection:
     """Every client takes part in every round."""
 
@@ -95,19 +95,19 @@ def everyone() -> Selection:
     return Selection("everyone", schedule, draws=False)
 
 
-@part()
+@part
 def uniform() -> Selection:
     """N_select clients a round, with replacement, all equally likely."""
     return Selection("uniform", lambda s: _draw(s, "uniform", select.uniform(len(s.population.names))))
 
 
-@part()
+@part
 def unbiased() -> Selection:
     """N_select clients a round, with replacement, p ∝ n."""
     return Selection("unbiased", lambda s: _draw(s, "unbiased", select.unbiased(s.population.sizes)))
 
 
-@part()
+@part
 def privacy_aware(weight: float | None = None, headroom: float = 1.0) -> Selection:
     """p minimises ‖p−u‖₁ + √(‖p−u‖₁² + η Σ p² V) (Problem 1); η is ``weight``, or follows ``default_weight``.
 
@@ -129,7 +129,7 @@ def privacy_aware(weight: float | None = None, headroom: float = 1.0) -> Selecti
     return Selection("privacy-aware", schedule, headroom, resolve if headroom > 1 else None)
 
 
-@part()
+@part
 def compensated(weight: float | None = None) -> Selection:
     """The probabilities of ``privacy_aware`` with importance weights u/p, so that the objective stays unbiased."""
 
@@ -140,7 +140,7 @@ def compensated(weight: float | None = None) -> Selection:
     return Selection("unbiased-compensated", schedule)
 
 
-@part()
+@part
 def power_of_choice(candidates: int | None = None, headroom: float = 2.0) -> Selection:
     """Of ``candidates`` clients drawn ∝ n, the N_select with the largest released loss (Cho et al. 2022)."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -26,8 +26,10 @@ class ServerStep:
     """What the server does with a combined update.
 
     ``take``: (weights, outcome, memory) → (weights, weights to show, memory); ``outcome.delta`` is the combined update.
-    ``made``: the factory and options that made it, set by ``sordino.made.part``.
+    ``made``: the factory and options that made it, set by ``sordino.made.Factory``.
     """
+
+    shows_options: ClassVar[bool] = True
 
     name: str
     take: Callable[[Tensor, Outcome, Memory], Stepped]
@@ -58,19 +60,19 @@ def _stepping(name: str, beta: float, lr: float, average: Average | None = None)
     return ServerStep(name, take)
 
 
-@part(named=True)
+@part
 def plain(*, lr: float = 1.0) -> ServerStep:
     """w ← w + η_s Δ."""
     return _stepping("plain", 0.0, lr)
 
 
-@part(named=True)
+@part
 def momentum(*, beta: float = 0.9, lr: float = 1.0) -> ServerStep:
     """v ← βv + Δ, w ← w + η_s v, from v = 0."""
     return _stepping("momentum", beta, lr)
 
 
-@part(named=True)
+@part
 def ema(*, decay: float = 0.9, beta: float = 0.0, lr: float = 1.0) -> ServerStep:
     """Step, and show the exponential average e ← a_t e + (1 − a_t) w with a_t = min(decay, (t − 1)/t).
 
@@ -85,7 +87,7 @@ def ema(*, decay: float = 0.9, beta: float = 0.0, lr: float = 1.0) -> ServerStep
     return _stepping("ema", beta, lr, average)
 
 
-@part(named=True)
+@part
 def polyak(*, skip: int = 0, beta: float = 0.0, lr: float = 1.0) -> ServerStep:
     """Step, and show the mean of all iterates after the first ``skip`` rounds; before that, the iterate itself."""
     if skip < 0:
@@ -97,7 +99,7 @@ def polyak(*, skip: int = 0, beta: float = 0.0, lr: float = 1.0) -> ServerStep:
     return _stepping("polyak", beta, lr, average)
 
 
-@part(named=True)
+@part
 def ball(*, bound: float | None = None, lr: float = 1.0) -> ServerStep:
     """w ← Clip(w + η_s Δ, B), with ``bound`` = B (none: no projection).
 

@@ -24,7 +24,7 @@ REMEMBERED = 4096
 """Client numbers up to which clients are remembered from round to round."""
 
 
-@part(named=True)
+@part
 def robust_hdp(*, every: int = 1, rows: int | None = pursuit.SAMPLE) -> Aggregate:
     """Robust-HDP: w_i ∝ 1/σ̂_i², σ̂_i² = ‖S_:,i‖²/d from principal component pursuit of the participants' updates.
 
@@ -76,7 +76,7 @@ def _show_pursuit(found: pursuit.Pursuit) -> dict[str, Any]:
     }
 
 
-@part(named=True)
+@part
 def factor_hdp(*, rounds: int = 5, rank: int | None = None) -> Aggregate:
     """w_i ∝ 1/ψ_i, ψ the noise variances of factor analysis, pooled over the last few rounds.
 
@@ -139,7 +139,7 @@ def _window(memory: Memory, latest: factor.GramOfRound, rounds: int) -> tuple[Me
     return kept, past
 
 
-@part(named=True)
+@part
 def random_effects(
     *,
     noise: str = "declared",
@@ -244,7 +244,7 @@ def _grown(kept: torch.Tensor | None, size: int) -> Array:
     return grown
 
 
-@part(named=True)
+@part
 def column_norm() -> Aggregate:
     """w_i ∝ 1/‖Δ_i‖²: the whole update counts as noise."""
 

@@ -55,7 +55,7 @@ LOSS_BROADCASTS = {"mean_loss": broadcast.number(-1e4, 1e4), "loss_bound": broad
 """What ``hear_loss`` broadcasts."""
 
 
-@part(named=True)
+@part
 def q_ffl(*, q: float = 0.1, least: float = 0.01, corrected: bool = False) -> Aggregate:
     """q-FedAvg (Li et al. 2020): Δ_k = F_k^q(w − w_k)/η, h_k = qF_k^(q−1)‖(w − w_k)/η‖² + F_k^q/η, w ← w − ΣΔ/Σh.
 
@@ -78,7 +78,7 @@ def q_ffl(*, q: float = 0.1, least: float = 0.01, corrected: bool = False) -> Ag
     return Aggregate("q-ffl", combine, needs=("loss",))
 
 
-@part(named=True)
+@part
 def scaffold(*, combine: str | Aggregate = "data-weighted") -> Aggregate:
     """SCAFFOLD: combine, and c ← c + Σ (n_i/n)(c_i⁺ − c_i), c_i⁺ − c_i = −Δ_i/(K_iη) − c, over those who took part.
 
@@ -99,7 +99,7 @@ def scaffold(*, combine: str | Aggregate = "data-weighted") -> Aggregate:
     return Aggregate("scaffold", both, partner="scaffold", refuse_small=inner.refuse_small, broadcasts=known)
 
 
-@part(named=True)
+@part
 def feddyn(*, combine: str | Aggregate = "data-weighted") -> Aggregate:
     """FedDyn: h ← h − α Σ (n_i/n)Δ_i, w ← w + ΣwΔ − h/α. The server keeps −h/α, which does not depend on α."""
     inner = inner_rule(combine)
@@ -114,7 +114,7 @@ def feddyn(*, combine: str | Aggregate = "data-weighted") -> Aggregate:
     return Aggregate("feddyn", both, partner="feddyn", refuse_small=inner.refuse_small)
 
 
-@part(named=True)
+@part
 def ali_dpfl(*, combine: str | Aggregate = "data-weighted", convexity: float | None = None) -> Aggregate:
     """ALI-DPFL: combine, and set the local steps of the next round to τ* (``optimal_steps``).
 

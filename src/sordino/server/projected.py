@@ -40,7 +40,7 @@ def budget_shares(epsilons: Array) -> Array:
     return np.asarray(epsilons / epsilons.sum())
 
 
-@part(named=True)
+@part
 def pfa(*, directions: int = 1, split: str = "mixture", share: float = 0.1) -> Aggregate:
     """Projected federated averaging with this round's basis.
 
@@ -59,7 +59,7 @@ def pfa(*, directions: int = 1, split: str = "mixture", share: float = 0.1) -> A
     return Aggregate("pfa", combine)
 
 
-@part(named=True)
+@part
 def pfa_plus(*, directions: int = 1, split: str = "mixture", share: float = 0.1) -> Aggregate:
     """PFA with the basis of the round before, in which private clients upload; broadcasts this round's for the next.
 

@@ -117,7 +117,7 @@ class Quantile:
         return _moved(answers, facts, moved, "under-radius", self.weigh, self.per_client)
 
 
-@part(named=True)
+@part
 def averaged(*, combine: str | Aggregate = "data-weighted") -> Aggregate:
     """Combine updates, and by the same rule (``combine``) the clients' mean iterates, which step ``ball`` uses."""
     inner = inner_rule(combine)

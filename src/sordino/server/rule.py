@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -48,13 +48,15 @@ class Aggregate:
     sets_steps: whether it sets the number of local steps of the next round (``Outcome.next_steps``).
     simulation_only: why it cannot run deployed; empty where it can.
     aims: the weights it aims at, for the plan's page: by ``size``, by ``budget``, with ``least`` noise, or unknown.
-    made: the factory and options that made it, set by ``sordino.made.part``.
+    made: the factory and options that made it, set by ``sordino.made.Factory``.
     """
+
+    shows_options: ClassVar[bool] = True
 
     name: str
     combine: Callable[[Any, Facts, Memory], Outcome]
     needs: tuple[str, ...] = ()
-    broadcasts: Mapping[str, Check] = field(default_factory=dict)
+    broadcasts: Mapping[str, Check] = field(default_factory=dict, hash=False)
     partner: str = ""
     weights: Callable[[Facts], Array] | None = None
     receive: Callable[[Mapping[str, Tensor], Facts], Tensor] | None = None

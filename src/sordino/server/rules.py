@@ -31,25 +31,25 @@ def _sum(name: str, weigh: Callable[[Facts], Array], aims: str) -> Aggregate:
     return Aggregate(name, combine, weights=weigh, aims=aims)
 
 
-@part(named=True)
+@part
 def data_weighted() -> Aggregate:
     """DP-FedAvg: w_i = n_i/Σn over those who answered, times the row's importance where selection compensates."""
     return _sum("data-weighted", lambda facts: facts.data_shares * facts.selection, "size")
 
 
-@part(named=True)
+@part
 def uniform() -> Aggregate:
     """w_i = 1/rows, times the row's importance where selection compensates."""
     return _sum("uniform", lambda facts: facts.selection / len(facts.clients), "")
 
 
-@part(named=True)
+@part
 def weiavg() -> Aggregate:
     """WeiAvg: w_i = ε_i/Σε. Clients with ε = ∞ (public data) share everything, which is the formula's limit."""
     return _sum("weiavg", lambda facts: budget_shares(facts.epsilons), "budget")
 
 
-@part(named=True)
+@part
 def declared_variance() -> Aggregate:
     """w_i ∝ 1/σ_i², σ_i² = K_i(ηCz_i/b_i)² as declared, or as the update's norm proves where that is more."""
 
@@ -61,7 +61,7 @@ def declared_variance() -> Aggregate:
     return Aggregate("declared-variance", combine, aims="least")
 
 
-@part(named=True)
+@part
 def optimum() -> Aggregate:
     """The oracle, for simulations: w_i ∝ 1/σ_i² with the variances that the noise really had."""
 
