@@ -87,7 +87,7 @@ class Workshop:
             drawn = [method.select.name, cell.parts.get("select"), cell.seed, cell.model, dict(cell.model_options)]
         budgets = [(b.epsilon, b.delta, str(b.adjacency)) for b in clients.budgets or ()]
         who = [clients.sizes.tolist(), budgets, clients.batch_sizes, clients.names]
-        how = [method.private, method.calibration.by, method.calibration.strictest, asked, method.adaptive]
+        how = [method.private, method.calibrate.by, method.calibrate.strictest, asked, method.aggregate.sets_steps]
         return hashlib.sha256(_text([who, how, training, drawn]).encode()).hexdigest()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -226,12 +227,12 @@ class Federation:
         """How many clients there are (N)."""
         return len(self.names)
 
-    @property
+    @cached_property
     def sizes(self) -> Index:
         """The number of training records of each client (n_i): public by declaration."""
         return np.array([len(part) for part in self.train], dtype=np.int64)
 
-    @property
+    @cached_property
     def shape(self) -> tuple[int, ...]:
         """The shape of one record."""
         return tuple(self.x.shape[1:])

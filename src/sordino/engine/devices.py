@@ -1,8 +1,10 @@
-"""Devices by name."""
+"""Devices by name, and how many threads a step is worth."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -27,3 +29,19 @@ def torch_device(name: str) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= there:
         raise BadInput(f"device {name!r} was asked for, but this machine has {there} GPUs, counted from cuda:0")
     return device
+
+
+SMALL_STEP = 500_000
+"""Parameters × records of a step below which one thread is faster than two."""
+
+
+@contextmanager
+def threads_for_step(parameters: int, records: float) -> Iterator[None]:
+    """As many threads as a step of this size is worth, while it lasts."""
+    before = torch.get_num_threads()
+    if parameters * records < SMALL_STEP:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

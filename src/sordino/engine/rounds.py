@@ -98,7 +98,7 @@ def only(called: Round, rows: Any) -> Round:
 def who_can_pay(plan: Plan, server: ServerState, left: Index, called: Round) -> Round:
     """Of the scheduled participations, those whose client can still pay for a turn; ``left``: turns each has left."""
     keep = called.copies < left[called.clients]
-    if plan.method.adaptive:
+    if plan.method.aggregate.sets_steps:
         pace = np.array([server.next_steps or c.terms.count for c in plan.clients])
         keep &= called.copies * pace[called.clients] < steps_left(plan, server)[called.clients]
     return only(called, keep)
@@ -110,7 +110,7 @@ def exhausted(plan: Plan, server: ServerState, left: Index, number: int) -> bool
         return False
     asked = plan.schedule.asked[number - 1 :]
     able = left > 0
-    if plan.method.adaptive:
+    if plan.method.aggregate.sets_steps:
         able = able & (steps_left(plan, server) > 0)
     return not able[np.unique(asked[asked >= 0])].any()
 
@@ -122,9 +122,18 @@ def stopped(plan: Plan, number: int) -> dict[str, Any] | None:
     """
     if number >= plan.schedule.rounds:
         return None
-    why = "every planned local step was taken" if plan.method.adaptive else "no client's budget pays for another turn"
+    why = (
+        "every planned local step was taken"
+        if plan.method.aggregate.sets_steps
+        else "no client's budget pays for another turn"
+    )
     told = f"the run stopped after round {number} of {plan.schedule.rounds}: {why}"
-    return {"round": number, "of": plan.schedule.rounds, "refused": not plan.method.adaptive, "reason": told}
+    return {
+        "round": number,
+        "of": plan.schedule.rounds,
+        "refused": not plan.method.aggregate.sets_steps,
+        "reason": told,
+    }
 
 
 def who_trains(plan: Plan, called: Round, heard: Heard, taken: Index, number: int) -> tuple[Round, Heard]:
@@ -168,7 +177,7 @@ def steps_left(plan: Plan, server: ServerState) -> Index:
 def turn_terms(plan: Plan, server: ServerState, called: Round) -> list[Terms]:
     """The terms of everyone's turn; where the server sets the pace, so many steps of what the plan has left (R6)."""
     planned = [plan.clients[i].terms for i in called.clients]
-    if not plan.method.adaptive:
+    if not plan.method.aggregate.sets_steps:
         return planned
     left, pace = steps_left(plan, server), server.next_steps
     counts = []
@@ -282,7 +291,7 @@ def _step_budgets(plan: Plan) -> Index:
 
 def book_steps(plan: Plan, state: Checkpoint, called: Round, terms: list[Terms]) -> None:
     """Remember how many steps of their plans these participations took, where the server sets their number."""
-    if plan.method.adaptive:
+    if plan.method.aggregate.sets_steps:
         used = _step_budgets(plan) - steps_left(plan, state.server)
         np.add.at(used, called.clients, [one.count for one in terms])
         state.server = replace(state.server, steps_used=torch.from_numpy(used))
@@ -303,7 +312,7 @@ def facts(
     variances = plan.variances(1.0 if plan.method.private else None)[called.clients]
     variances = variances * (radii(plan, called, sent) ** 2 if plan.method.private else 1.0)
     variances = variances * steps / np.array([c.terms.count for c in clients])
-    paced = plan.method.adaptive and state is not None
+    paced = plan.method.aggregate.sets_steps and state is not None
     return Facts(
         clients=called.clients,
         sizes=np.array([c.records for c in clients], dtype=np.float64),

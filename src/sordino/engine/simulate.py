@@ -104,7 +104,7 @@ def look(setup: Setup, state: Checkpoint, record: dict[str, Any], taken: Index) 
             log.warning(
                 "round %d: the loss is not a finite number: training diverged; use a smaller training.lr", state.round
             )
-        record["spent_epsilon"] = None if setup.plan.method.adaptive else setup.spending(taken)
+        record["spent_epsilon"] = None if setup.plan.method.aggregate.sets_steps else setup.spending(taken)
     else:
         record |= {"accuracy": None, "loss": None, "psi": None}
     state.history.append(record)
@@ -135,7 +135,7 @@ def open_round(setup: Setup, state: Checkpoint, number: int, taken: Index) -> Op
     called = rounds.who_can_pay(plan, state.server, left, plan.schedule.round(number))
     own = rounds.own_questions(plan) if len(called.clients) else []
     # Where no answer changes who trains or for how long, questions and turns are one charge.
-    at_once = plan.method.select.choose is None and not plan.method.adaptive
+    at_once = plan.method.select.choose is None and not plan.method.aggregate.sets_steps
     permits = []
     if at_once:
         asked = [[plan.clients[i].asks[place] for i in called.clients] for place in range(len(own))]

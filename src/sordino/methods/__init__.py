@@ -1,9 +1,8 @@
 """The methods room: named compositions of client and server parts, and the plan that they imply."""
 
-from sordino.methods.adapt import adapt
 from sordino.methods.asking import Ask
 from sordino.methods.method import Calibrate, Method
-from sordino.methods.plan import ClientPlan, Plan, make_plan, noises_of
+from sordino.methods.plan import ClientPlan, Plan, adapt, make_plan, noises_of
 from sordino.methods.registry import get, names, register
 from sordino.methods.training import Population, Training
 

@@ -70,7 +70,7 @@ class Calibrate:
 class Method:
     """A named composition of parts. ``private=False`` means no clipping, no noise, NOT PRIVATE in every output.
 
-    ``ask`` is a question or a tuple of them; ``aggregate`` may be a plain function (updates, facts, memory) → outcome.
+    ``ask`` is a question or a tuple of them; ``calibrate`` may be a name; ``aggregate`` may be a plain function (updates, facts, memory) → outcome.
     """
 
     name: str = "custom"
@@ -80,12 +80,12 @@ class Method:
     clip: Clip = field(default_factory=flat)
     aggregate: Aggregate = field(default_factory=data_weighted)
     server: ServerStep = field(default_factory=plain)
-    calibrate: Calibrate | str = field(default_factory=Calibrate)
+    calibrate: Calibrate = field(default_factory=Calibrate)
     private: bool = True
     summary: str = ""
 
     def __post_init__(self) -> None:
-        if isinstance(self.calibrate, str):
+        if isinstance(self.calibrate, str):  # "rdp" for Calibrate("rdp")
             object.__setattr__(self, "calibrate", Calibrate(self.calibrate))
         if isinstance(self.ask, Ask):
             object.__setattr__(self, "ask", (self.ask,))
@@ -135,26 +135,16 @@ class Method:
                 )
 
     @property
-    def adaptive(self) -> bool:
-        """Whether the server sets the local steps of the next round, under the plan's total."""
-        return self.aggregate.sets_steps
-
-    @property
     def broadcasts(self) -> dict[str, Check]:
         """What its parts broadcast beside the learning rate and the clipping radius, with a site's checks."""
         known = dict(self.aggregate.broadcasts)
         for one in self.ask:
             known |= one.broadcasts
-        return known | ({"steps": step_check} if self.adaptive else {})
-
-    @property
-    def calibration(self) -> Calibrate:
-        """``calibrate`` as a value."""
-        return self.calibrate if isinstance(self.calibrate, Calibrate) else Calibrate(self.calibrate)
+        return known | ({"steps": step_check} if self.aggregate.sets_steps else {})
 
     def describe(self) -> dict[str, str]:
         """Its parts by name, for plans and reports."""
-        strictest = ", strictest budget" if self.calibration.strictest else ""
+        strictest = ", strictest budget" if self.calibrate.strictest else ""
         return {
             "select": self.select.name,
             "ask": ", ".join(map(str, self.ask)) or "nothing",
@@ -162,5 +152,5 @@ class Method:
             "clip": self.clip.name if self.private else "none",
             "aggregate": self.aggregate.name,
             "server": self.server.name,
-            "calibrate": self.calibration.by + strictest if self.private else "none",
+            "calibrate": self.calibrate.by + strictest if self.private else "none",
         }

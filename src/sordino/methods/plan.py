@@ -7,7 +7,7 @@ against the plan and never runs an accountant during training.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,7 +21,7 @@ from sordino.privacy.accounting import calibrate_events, composed_epsilon, split
 from sordino.privacy.accounting.published import wor_phase_scales
 from sordino.privacy.gate import Terms
 from sordino.privacy.types import Budget, Event, Sampling
-from sordino.server.select import Schedule
+from sordino.server.select import Schedule, redraw, without
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ def make_plan(
     refuses the turns that are not paid for).
     """
     _check_adjacency(population)
-    schedule = method.select.schedule(Setting(population, training, method.calibration.accountant, dimension, seed))
+    schedule = method.select.schedule(Setting(population, training, method.calibrate.accountant, dimension, seed))
     batches = training.batches(population)
     steps = training.local_steps(population.sizes, batches)
     turns = _turns(schedule, method.select.headroom)
@@ -162,7 +162,7 @@ def make_plan(
         terms = [_exactly(one, z) for (one, _), z in zip(shapes[i], noises[i])]
         queries = tuple(count for _, count in shapes[i][1:])
         parts = (terms[0], tuple(terms[1:]), queries)
-        clients.append(ClientPlan(name, int(n), budget, int(turns[i]), *parts, math.inf, method.adaptive))
+        clients.append(ClientPlan(name, int(n), budget, int(turns[i]), *parts, math.inf, method.aggregate.sets_steps))
     spent = _planned(method, clients)
     planned = tuple(replace(c, epsilon=float(e)) for c, e in zip(clients, spent))
     return Plan(method, training, population, schedule, planned)
@@ -218,13 +218,13 @@ def _noises(
     scales = np.zeros(len(shapes))
     if method.private:
         targets = list(budgets)
-        if method.calibration.strictest:
+        if method.calibrate.strictest:
             epsilon = min(b.epsilon for b in budgets)
             targets = [Budget(epsilon, b.delta, b.adjacency) for b in budgets]
         templates = [[t.event.times(t.count * max(1, count)) for t, count in shape] for shape in shapes]
-        if method.calibration.by == "wor-paper":
+        if method.calibrate.by == "wor-paper":
             return _phase_by_phase(shapes, templates, targets)
-        scales = calibrate_events(templates, targets, accountant=method.calibration.accountant)
+        scales = calibrate_events(templates, targets, accountant=method.calibrate.accountant)
     return [[[z * s for _, z in t.parts] for t, _ in shape] for shape, s in zip(shapes, scales.tolist())]
 
 
@@ -257,3 +257,46 @@ def _check_adjacency(population: Population) -> None:
     kinds = {b.adjacency for b in population.budgets}
     if len(kinds) > 1:
         raise BadInput(f"budgets mix adjacencies ({', '.join(sorted(kinds))}): one run has one adjacency")
+
+
+def adapt(plan: Plan, payable: Mapping[str, int], dimension: int, seed: int) -> Plan:
+    """The plan with a schedule that nobody's payable turns are exceeded by.
+
+    Rates and noise multipliers stay as they were fixed before training; only counts adapt, under caps that the noise was
+    calibrated for (R6). Rounds are drawn until a client would be asked more often than it can pay; from that round on the rule is solved for
+    the others and the rest of the schedule is drawn again. Depends on public facts only.
+
+    Guarantees: every client's scheduled turns are at most its payable ones, which are at most its plan's cap.
+    """
+    rule = plan.method.select
+    if rule.resolve is None:
+        return plan
+    setting = Setting(plan.population, plan.training, plan.method.calibrate.accountant, dimension, seed)
+    left = np.array([payable.get(c.name, c.turns) for c in plan.clients], dtype=np.int64)
+    schedule, start, alive = plan.schedule, 1, left > 0
+    changed = not alive.all()
+    while True:
+        if not alive.any():
+            schedule = without(schedule, range(schedule.clients), start)
+            break
+        if changed:
+            schedule = redraw(schedule, rule.resolve(setting, alive), start)
+        dry = _first_overdraw(schedule, left, start)
+        if dry is None:
+            break
+        kept = schedule.asked[start - 1 : dry - 1].ravel()
+        left = left - np.bincount(kept[kept >= 0], minlength=len(left))
+        asked = np.bincount(schedule.asked[dry - 1][schedule.asked[dry - 1] >= 0], minlength=len(left))
+        alive, start, changed = alive & (asked <= left) & (left > 0), dry, True
+    return replace(plan, schedule=schedule)
+
+
+def _first_overdraw(schedule: Schedule, left: np.ndarray, start: int) -> int | None:
+    """The first round from ``start`` on in which some client is asked beyond what it has left."""
+    taken = np.zeros_like(left)
+    for number in range(start, schedule.rounds + 1):
+        asked = schedule.asked[number - 1]
+        np.add.at(taken, asked[asked >= 0], 1)
+        if (taken > left).any():
+            return number
+    return None

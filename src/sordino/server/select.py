@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -86,7 +87,7 @@ class Schedule:
                 view.setflags(write=False)  # noise is calibrated for it: nobody changes a schedule, one makes another
                 object.__setattr__(self, name, view)
 
-    @property
+    @cached_property
     def rounds(self) -> int:
         """T^g, the number of rounds."""
         return int(self.asked.shape[0])

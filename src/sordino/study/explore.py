@@ -38,7 +38,7 @@ def describe_choice(plan: Plan, dimension: int, seed: int = 0) -> dict[str, Any]
     schedule = plan.schedule
     if schedule.probabilities is None or not plan.method.private:
         return None
-    setting = Setting(plan.population, plan.training, plan.method.calibration.accountant, dimension, seed)
+    setting = Setting(plan.population, plan.training, plan.method.calibrate.accountant, dimension, seed)
     sizes, factors, clip = plan.population.sizes, noise_factors(setting), plan.training.clip
     iterations = plan.training.rounds * _steps(plan)
     shares = select.unbiased(sizes)
@@ -107,7 +107,7 @@ def explore(plan: Plan, dimension: int, seed: int = 0) -> dict[str, Any]:
     return {
         "range": [float(grid[0]), float(grid[-1])],
         "accountant": accountant,
-        "strictest": plan.method.calibration.strictest,
+        "strictest": plan.method.calibrate.strictest,
         "follows": _weighting(plan),
         "rounds": plan.training.rounds,
         "iterations": plan.training.rounds * _steps(plan),
@@ -152,7 +152,7 @@ def _noises(plan: Plan, places: list[int], grid: Array) -> tuple[dict[int, list[
     leads = [plan.clients[place] for place in distinct.values()]
     templates = [lead.total(max(1, lead.turns)) for lead in leads for _ in grid]
     targets = [Budget(float(e), lead.budget.delta, lead.budget.adjacency) for lead in leads for e in grid]
-    by = "pld" if plan.method.calibration.accountant == "wor-paper" else plan.method.calibration.accountant
+    by = "pld" if plan.method.calibrate.accountant == "wor-paper" else plan.method.calibrate.accountant
     if not leads:
         return {}, by
     try:
@@ -167,7 +167,7 @@ def _noises(plan: Plan, places: list[int], grid: Array) -> tuple[dict[int, list[
 def _with_own(plan: Plan, place: int, grid: Array, noises: list[float]) -> tuple[list[float], list[float]]:
     """The grid with the budget that the plan calibrated for among its points, so that the page agrees with the plan."""
     client = plan.clients[place]
-    least = min(c.budget.epsilon for c in plan.clients) if plan.method.calibration.strictest else math.inf
+    least = min(c.budget.epsilon for c in plan.clients) if plan.method.calibrate.strictest else math.inf
     own = min(client.budget.epsilon, least)
     near = math.exp(float(np.interp(math.log(own), np.log(grid), np.log(noises))))
     if abs(client.noise / near - 1) > 0.03:  # picked by a rule that the grid does not follow
@@ -193,7 +193,7 @@ def _drawn(
     schedule = plan.schedule
     if schedule.probabilities is None or schedule.caps is not None or not plan.method.private:
         return None
-    setting = Setting(plan.population, plan.training, plan.method.calibration.accountant, dimension, seed)
+    setting = Setting(plan.population, plan.training, plan.method.calibrate.accountant, dimension, seed)
     sizes, iterations = plan.population.sizes, plan.training.rounds * _steps(plan)
     weight = select.default_weight(dimension, plan.training.rounds, _steps(plan))
     factors = noise_factors(setting)

@@ -25,13 +25,12 @@ from sordino.client.rows import Records
 from sordino.client.turn import Work
 from sordino.data import Federation
 from sordino.engine.checkpoint import Checkpoint
-from sordino.engine.devices import torch_device
+from sordino.engine.devices import threads_for_step, torch_device
 from sordino.engine.evaluate import Observer
 from sordino.engine.mapped import make_records, pages_of
 from sordino.engine.rounds import stopped
 from sordino.engine.sharded import Shard
 from sordino.engine.simulate import Setup, simulate
-from sordino.engine.threads import threads_for_step
 from sordino.engine.together import simulate_together
 from sordino.errors import BadInput, BudgetRefused, CannotStack, Diverged, SordinoError
 from sordino.methods import Plan

@@ -117,7 +117,7 @@ class PlanView:
                 )
             if method.private and c["planned_epsilon"] > epsilon * (1 + 1e-9):
                 found.append(
-                    f"{who}'s noise was picked by {method.calibration.by!r} and would spend "
+                    f"{who}'s noise was picked by {method.calibrate.by!r} and would spend "
                     f"ε={c['planned_epsilon']:.3g} of {epsilon:g}: its ledger will refuse the later rounds"
                 )
             if c["delta"] > 1 / c["records"]:

@@ -93,7 +93,7 @@ def accept(
         raise Refused(f"{turns} turns and {queries} questions make no sense: they are counted from 0")
     most = max((turns, *queries))
     check_terms(policy, method, terms, asks, most, declared.records, offered.is_public)
-    return ClientPlan(name, declared.records, offered, turns, terms, asks, queries, 0.0, method.adaptive)
+    return ClientPlan(name, declared.records, offered, turns, terms, asks, queries, 0.0, method.aggregate.sets_steps)
 
 
 def safe(run: str) -> str:

@@ -17,12 +17,12 @@ from torch import Tensor
 
 from sordino.client.rows import Records, Rows
 from sordino.client.turn import answer, take_turn
+from sordino.engine.devices import threads_for_step
 from sordino.engine.federation import wire
 from sordino.engine.federation.job import Job, accept, canonical, safe, understand
 from sordino.engine.federation.policy import Declared, Policy, Refused, check_bounds, check_place
 from sordino.engine.federation.state import LocalState, commitment
 from sordino.engine.federation.wire import Packet, pack, unpack
-from sordino.engine.threads import threads_for_step
 from sordino.errors import BadInput, BudgetRefused
 from sordino.privacy.gate import Gate, Permit, Terms
 from sordino.privacy.generators import Secret, Source, Turn
