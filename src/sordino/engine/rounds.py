@@ -122,16 +122,13 @@ def stopped(plan: Plan, number: int) -> dict[str, Any] | None:
     """
     if number >= plan.schedule.rounds:
         return None
-    why = (
-        "every planned local step was taken"
-        if plan.method.aggregate.sets_steps
-        else "no client's budget pays for another turn"
-    )
+    paced = plan.method.aggregate.sets_steps
+    why = "every planned local step was taken" if paced else "no client's budget pays for another turn"
     told = f"the run stopped after round {number} of {plan.schedule.rounds}: {why}"
     return {
         "round": number,
         "of": plan.schedule.rounds,
-        "refused": not plan.method.aggregate.sets_steps,
+        "refused": not paced,
         "reason": told,
     }
 

@@ -70,7 +70,8 @@ class Calibrate:
 class Method:
     """A named composition of parts. ``private=False`` means no clipping, no noise, NOT PRIVATE in every output.
 
-    ``ask`` is a question or a tuple of them; ``calibrate`` may be a name; ``aggregate`` may be a plain function (updates, facts, memory) → outcome.
+    ``ask`` is a question or a tuple of them; ``calibrate`` may be a name; ``aggregate`` may be a plain function
+    (updates, facts, memory) → outcome.
     """
 
     name: str = "custom"

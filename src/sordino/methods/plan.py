@@ -262,9 +262,9 @@ def _check_adjacency(population: Population) -> None:
 def adapt(plan: Plan, payable: Mapping[str, int], dimension: int, seed: int) -> Plan:
     """The plan with a schedule that nobody's payable turns are exceeded by.
 
-    Rates and noise multipliers stay as they were fixed before training; only counts adapt, under caps that the noise was
-    calibrated for (R6). Rounds are drawn until a client would be asked more often than it can pay; from that round on the rule is solved for
-    the others and the rest of the schedule is drawn again. Depends on public facts only.
+    Rates and noise multipliers stay as they were fixed before training; only counts adapt, under caps that the noise
+    was calibrated for (R6). Rounds are drawn until a client would be asked more often than it can pay; from that round
+    on the rule is solved for the others and the rest of the schedule is drawn again. Depends on public facts only.
 
     Guarantees: every client's scheduled turns are at most its payable ones, which are at most its plan's cap.
     """
