@@ -15,6 +15,7 @@ from papers.standin import load_or_stand_in
 from sordino import methods
 from sordino.data import Dataset, Federation
 from sordino.methods import Method, noises_of
+from sordino.study.folder import Planned
 from sordino.study.run import prepare
 from sordino.study.session import Prepared
 
@@ -48,8 +49,9 @@ class Workshop:
         method = methods.get(cell.method, cell.parts)
         key = self._noise_key(cell, clients, method)
         known = self._noises.get(key)
+        before = None if known is None else Planned(known)
         options = dict(cell.model_options)
-        ready = prepare(clients, cell.model, method, cell.seed, options, dict(cell.training), known, self.precision)
+        ready = prepare(clients, cell.model, method, cell.seed, options, dict(cell.training), before, self.precision)
         if known is None:
             self._noises[key] = noises_of(ready.plan)
         return ready

@@ -26,7 +26,7 @@ from sordino.privacy.ledger import Ledger
 from sordino.study import run as study_run
 from sordino.study.deploy import Served, prepare
 from sordino.study.file import make_study
-from sordino.study.folder import planned_noises
+from sordino.study.folder import planned
 
 ROUNDS = 2
 MODEL = "logistic"
@@ -69,9 +69,9 @@ def simulated(clients: Federation, study: dict[str, Any], folder: Path) -> Simul
     arguments = read.arguments()
     done = sd.train(clients, method=read.chosen_method(), out=folder, **arguments)
     model, seed, options = arguments.pop("model"), arguments.pop("seed"), arguments.pop("model_options")
-    noises = planned_noises(folder)
-    ready = study_run.prepare(clients, model, read.chosen_method(), seed, options, arguments, noises)
-    return Simulated(done.weights, ready.key, noises)
+    before = planned(folder)
+    ready = study_run.prepare(clients, model, read.chosen_method(), seed, options, arguments, before)
+    return Simulated(done.weights, ready.key, before.noises)
 
 
 def records_of(clients: Federation, place: int) -> Records:

@@ -88,10 +88,10 @@ class _Teller:
 
     def _function(self, value: types.FunctionType, inside: tuple[int, ...]) -> str:
         closed = [_contents(cell) for cell in value.__closure__ or ()]
-        told = [value.__code__, value.__defaults__, value.__kwdefaults__, closed]
-        if not _is_installed(value.__module__):  # what an installed function uses belongs to its package's version
+        told: list[Any] = [value.__defaults__, value.__kwdefaults__, closed]
+        if not _is_installed(value.__module__):  # an installed function's code belongs to its package's version
             names = sorted(_names(value.__code__))
-            told.append({one: value.__globals__[one] for one in names if one in value.__globals__})
+            told += [value.__code__, {one: value.__globals__[one] for one in names if one in value.__globals__}]
         return f"{value.__module__}.{value.__qualname__}({self.told(told, inside)})"
 
     def _instance(self, value: Any, inside: tuple[int, ...]) -> str:

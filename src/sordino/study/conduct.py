@@ -28,7 +28,7 @@ from sordino.methods import Plan, adapt
 from sordino.privacy.accounting import composed_epsilon, replace_one_epsilon
 from sordino.study.deploy import Served, judge_of, prepare
 from sordino.study.file import Study, make_study
-from sordino.study.folder import Folder, check_kind, planned_noises
+from sordino.study.folder import Folder, check_kind, planned
 from sordino.study.result import complete, to_json
 
 log = logging.getLogger("sordino.coordinator")
@@ -90,7 +90,8 @@ def _conduct(folder: Path, transport: Transport) -> dict[str, Any]:
     facts = enrolled["sites"]
     for one in facts.values():  # JSON has no infinity: a null ε is one again
         one["epsilon"] = math.inf if one["epsilon"] is None else one["epsilon"]
-    plan = ready.plan(facts, planned_noises(folder))
+    before = planned(folder)
+    plan = ready.plan(facts, before and before.noises)
     kept = Folder.open(folder, ready.about(facts, plan), plan, study.study.seed, True, deployed=run)
     try:
         agreed = _settled(folder / "agreed.json", lambda: _agree(folder, ready, plan, transport))

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -45,10 +45,19 @@ SHOWN = 5
 """So many differences between two studies are named."""
 
 
-def planned_noises(path: Path) -> list[list[list[float]]] | None:
-    """The noise multipliers of the run in this folder, fixed before it started; None where there is no run."""
-    about = path / "study.json"
-    return _kept(about)["noises"] if about.exists() else None
+class Planned(NamedTuple):
+    """What a run settled before it started: its noise multipliers, and whether sordino 0.1 keyed its random streams."""
+
+    noises: list[list[list[float]]]
+    first_keys: bool = False
+
+
+def planned(path: Path) -> Planned | None:
+    """What the run in this folder settled before it started; None where there is no run."""
+    if not (path / "study.json").exists():
+        return None
+    kept = _kept(path / "study.json")
+    return Planned(kept["noises"], kept.get("sordino") == "0.1.0")
 
 
 def read_state(path: Path, device: torch.device) -> tuple[Checkpoint, list[str]]:

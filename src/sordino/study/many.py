@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from sordino.data import Dataset, Federation
 from sordino.errors import SordinoError
 from sordino.study.file import Study
-from sordino.study.folder import Copies, planned_noises
+from sordino.study.folder import Copies, planned
 from sordino.study.result import read_result
 from sordino.study.run import keep_in, prepare
 from sordino.study.schedule import Ending, Tell
@@ -69,9 +69,9 @@ class Studies:
         """The run of a study, with the noise that was fixed if it was begun before."""
         settings = point.study.arguments()
         model, options, seed = (settings.pop(key) for key in ("model", "model_options", "seed"))
-        noises = planned_noises(self.out / point.name)
+        before = planned(self.out / point.name)
         clients, method = self.clients(point.study), point.study.chosen_method()
-        return prepare(clients, model, method, seed, options, settings, noises)
+        return prepare(clients, model, method, seed, options, settings, before)
 
     def alone(self, point: Point, ready: Prepared, tell: Callback) -> Run:
         """Train one run in its folder."""

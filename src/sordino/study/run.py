@@ -22,7 +22,7 @@ from sordino.engine.sharded import Shard
 from sordino.errors import BadInput
 from sordino.methods import Method, Population, Training
 from sordino.privacy.types import Budget
-from sordino.study.folder import Folder, Keeper, planned_noises
+from sordino.study.folder import Folder, Keeper, Planned, planned
 from sordino.study.result import load_run, to_json
 from sordino.study.session import Callback, Prepared, Run, train_alone
 from sordino.study.view import PlanView
@@ -47,10 +47,13 @@ def prepare(
     seed: int,
     model_options: dict[str, Any] | None,
     training: dict[str, Any],
-    noises: Sequence[Sequence[Sequence[float]]] | None = None,
+    before: Planned | None = None,
     precision: str = "float32",
 ) -> Prepared:
-    """Check the arguments against each other, build the model, make the plan. Touches no record."""
+    """Check the arguments against each other, build the model, make the plan. Touches no record.
+
+    ``before``: what a run that goes on settled before it started.
+    """
     chosen = methods.get(method)
     if clients.budgets is None and chosen.private:
         raise BadInput(f"method {chosen.name!r} is private, but the clients have no budgets: call .with_budgets(…)")
@@ -70,7 +73,7 @@ def prepare(
     # A map of every record by itself is applied once, not at every step; a mapped file is too large for that.
     fixed, trained = (None, template) if pages_of(clients.x) is not None else models.split_fixed(template)
     engine = gradients.build(trained, loss, mixed=precision == "mixed")
-    plan = methods.make_plan(chosen, settings, population, engine.dimension, seed, noises)
+    plan = methods.make_plan(chosen, settings, population, engine.dimension, seed, before and before.noises)
     study = {
         "data": clients.description,
         "budgets": [None if math.isinf(b.epsilon) else b.epsilon for b in budgets],
@@ -88,7 +91,17 @@ def prepare(
         "training": {k: v for k, v in asdict(settings).items() if k != "exact_noise" or v},
         "precision": precision,
     }
-    return Prepared(clients, template, engine, plan, json.loads(to_json(study)), seed, trained, fixed)
+    return Prepared(
+        clients,
+        template,
+        engine,
+        plan,
+        json.loads(to_json(study)),
+        seed,
+        trained,
+        fixed,
+        before is not None and before.first_keys,
+    )
 
 
 def plan(
@@ -150,8 +163,8 @@ def train(
         out = ledger = None
     if resume and out is None:
         raise BadInput("resume=True needs out=, the folder of the run to go on with")
-    noises = planned_noises(Path(out)) if out is not None and resume else None
-    ready = prepare(clients, model, method, seed, model_options, {"rounds": rounds, **training}, noises, precision)
+    before = planned(Path(out)) if out is not None and resume else None
+    ready = prepare(clients, model, method, seed, model_options, {"rounds": rounds, **training}, before, precision)
     if shard is not None and kept and ready.plan.method.local.state:
         raise BadInput(
             f"{ready.plan.method.name!r} keeps state at clients, which a checkpoint of one process of several lacks"

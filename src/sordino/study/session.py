@@ -104,12 +104,17 @@ class Prepared:
     """The model from its first trained layer on, which is what ``engine`` has."""
     fixed: nn.Module | None = None
     """What the model does to a record before its first trained layer: ``engine`` takes it as done."""
+    first_keys: bool = False
+    """Whether the run was begun by sordino 0.1, which knew parts by their names only."""
 
     @property
     def key(self) -> str:
-        """What the run's random streams are keyed by: the seed and everything that shapes a release."""
-        body = json.dumps([self.study, self.seed], sort_keys=True, default=str)
-        return hashlib.sha256(body.encode()).hexdigest()
+        """What the run's random streams are keyed by: the seed, everything that shapes a release, and what parts are.
+
+        Parts count by their factories and options, or by their code, so that two of one name draw differently.
+        """
+        told = [self.study, self.seed] if self.first_keys else [self.study, self.seed, self.rules]
+        return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()
 
     @cached_property
     def rules(self) -> dict[str, str]:

@@ -13,7 +13,7 @@ from sordino.data import Federation
 from sordino.engine.debug import Trace
 from sordino.engine.debug import trace as look
 from sordino.methods import Method
-from sordino.study.folder import planned_noises, read_state
+from sordino.study.folder import planned, read_state
 from sordino.study.run import prepare
 from sordino.study.session import Session
 
@@ -41,9 +41,9 @@ def trace(
     The draws are those of the run itself (same seed, same keys), so this is covered by no privacy guarantee: it is for
     simulations on data that the person who looks may see.
     """
-    noises = planned_noises(Path(out)) if out is not None else None
+    before = planned(Path(out)) if out is not None else None
     seed, options = settings.pop("seed", 0), settings.pop("model_options", None)
-    ready = prepare(clients, model, method, seed, options, settings, noises)
+    ready = prepare(clients, model, method, seed, options, settings, before)
     cpu = torch.device("cpu")
     session = Session(ready, None, "debug", cpu, None if out is None else read_state(Path(out), cpu)[0])
     return look(session.setup, session.state, client, step)
