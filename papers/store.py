@@ -81,6 +81,7 @@ def figures(result: Mapping[str, Any], seconds: float, hardware: str) -> dict[st
         "method": result["study"]["method"],
         "seconds": seconds,
         "hardware": hardware,
+        "commit": commit(),
         "versions": result["versions"],
     }
 
