@@ -15,7 +15,8 @@ from sordino.client import gradients
 from sordino.client.rows import Records
 from sordino.data import Federation
 from sordino.privacy.ledger import Ledger
-from sordino.study.session import Prepared, Session
+from sordino.study.prepared import Prepared
+from sordino.study.session import Session
 
 
 class Timed(Prepared):

@@ -16,8 +16,9 @@ from papers.experiment import Entry
 from sordino import methods
 from sordino.data import Dataset
 from sordino.errors import SordinoError
+from sordino.study.prepared import Prepared
 from sordino.study.run import prepare
-from sordino.study.session import Prepared, train_prepared
+from sordino.study.session import train_prepared
 
 FIXED = ("DP-FedAvg", "b^C = b")
 WAYS: dict[tuple[str, str], methods.Method] = {

@@ -44,7 +44,7 @@ def made_by(page: Path) -> dict[str, str]:
 def main() -> None:
     """Print the page."""
     print("# Which commit made which row\n")
-    print("Written by `python -m papers.history`. A row belongs to the commit since which its numbers stand unchanged.\n")
+    print("Written by `python -m papers.history`: a row belongs to the commit since which its numbers stand.\n")
     for page in sorted(RESULTS.glob("*.json")):
         rows = made_by(page)
         if not rows:

@@ -16,8 +16,8 @@ from sordino import methods
 from sordino.data import Dataset, Federation
 from sordino.methods import Method, noises_of
 from sordino.study.folder import Planned
+from sordino.study.prepared import Prepared
 from sordino.study.run import prepare
-from sordino.study.session import Prepared
 
 Noises = list[list[list[float]]]
 

@@ -14,8 +14,9 @@ from papers.store import Store, diverged, figures, hardware
 from sordino.engine.devices import torch_device
 from sordino.errors import BadInput, Diverged, SordinoError
 from sordino.study.folder import Copies
+from sordino.study.prepared import Prepared, Run
 from sordino.study.schedule import Ending, Scheduler
-from sordino.study.session import Callback, Prepared, Run, train_prepared, train_together
+from sordino.study.session import Callback, train_prepared, train_together
 
 LOST = 1e6
 """A final loss from which on a run has diverged, though it be a number: to know nothing costs ln(classes)."""

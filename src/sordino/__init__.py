@@ -18,8 +18,8 @@ from sordino.errors import BadInput, BudgetRefused, LedgerDamaged, SordinoError
 if TYPE_CHECKING:
     from sordino import data, methods, models, parts, privacy, server
     from sordino.methods import Method
+    from sordino.study.prepared import Run
     from sordino.study.run import load, plan, train
-    from sordino.study.session import Run
 
 __all__ = [
     "BadInput",
@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 _ROOMS = {"data", "methods", "models", "parts", "privacy", "server"}
-_NAMES = {"Method": "methods", "Run": "study.session", "load": "study.run", "plan": "study.run", "train": "study.run"}
+_NAMES = {"Method": "methods", "Run": "study.prepared", "load": "study.run", "plan": "study.run", "train": "study.run"}
 
 
 def __getattr__(name: str) -> Any:

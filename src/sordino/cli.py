@@ -144,8 +144,9 @@ def run(
     """
     from sordino.privacy.ledger_format import check_path
     from sordino.study.file import read_study
+    from sordino.study.progress import Live
     from sordino.study.run import train
-    from sordino.study.track import Live, tracker
+    from sordino.study.track import tracker
 
     read = read_study(study, [*set_, *([f"study.track={track}"] if track else [])])
     folder = out or Path("runs") / read.study.name
@@ -179,10 +180,10 @@ def run(
 
 def _sweep(read: Any, folder: Path, yes: bool, stack: bool | None, processes: int) -> None:
     from sordino.study.compare import comparison_table
+    from sordino.study.progress import Live
     from sordino.study.schedule import Scheduler
     from sordino.study.sweep import sweep
     from sordino.study.tidy import write_tables
-    from sordino.study.track import Live
 
     with Live(err_console, _state["quiet"]) as live:
         runs = sweep(read, folder, live.watch, yes, Scheduler(read.study.device, stack, processes))
@@ -221,8 +222,8 @@ def compare(
     from sordino.study.compare import compare as run_all
     from sordino.study.compare import comparison_table
     from sordino.study.file import read_study
+    from sordino.study.progress import Live
     from sordino.study.schedule import Scheduler
-    from sordino.study.track import Live
 
     read = read_study(study, set_)
     folder = out or Path("runs") / f"{read.study.name}-compare"

@@ -18,7 +18,8 @@ from sordino.client.clip import Clip, Public
 from sordino.client.local import Local
 from sordino.made import Factory, Made, part
 from sordino.methods.asking import Ask
-from sordino.methods.method import Calibrate, Method
+from sordino.methods.calibrate import Calibrate
+from sordino.methods.method import Method
 from sordino.methods.registry import PARTS
 from sordino.methods.selection import Candidates, Selection, Setting
 from sordino.server.after import ServerStep

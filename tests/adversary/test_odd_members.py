@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from sordino.engine.federation import wire
 from sordino.engine.federation.declaration import check_declaration, check_payable, check_spent, readable
-from sordino.engine.federation.policy import Policy
+from sordino.engine.federation.limits import Policy
 from sordino.engine.federation.wire import Packet, pack, unpack
 from sordino.errors import BadInput
 from sordino.study.conduct import conduct, set_up

@@ -15,7 +15,7 @@ from federation_rig import Rig, five_clients, table
 
 from sordino.engine.federation import wire
 from sordino.engine.federation.exchange import offer_of
-from sordino.engine.federation.policy import Policy
+from sordino.engine.federation.limits import Policy
 from sordino.engine.federation.site import Purse
 from sordino.engine.federation.wire import Packet, pack, unpack
 from sordino.privacy.ledger import Ledger

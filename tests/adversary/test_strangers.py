@@ -34,18 +34,8 @@ from sordino.engine.federation import wire
 from sordino.engine.federation.certificates import Keys, certify, new_site_key
 from sordino.engine.federation.front import FLEET, MOST, UNKNOWN, UNNAMED, Front
 from sordino.engine.federation.grid import TRIES, GridTransport
-from sordino.engine.federation.keyring import (
-    Keyring,
-    Member,
-    NotSigned,
-    fingerprint,
-    history,
-    load_private,
-    revoke,
-    rotate,
-    seal,
-    unseal,
-)
+from sordino.engine.federation.keyring import Keyring, Member, history, revoke, rotate
+from sordino.engine.federation.signing import NotSigned, fingerprint, load_private, seal, unseal
 from sordino.engine.federation.wire import from_records, to_records, unpack
 from sordino.errors import BadInput
 

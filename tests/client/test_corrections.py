@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from sordino.client.local import feddyn, fedprox, scaffold
+from sordino.client.corrections import feddyn, fedprox, scaffold
 from sordino.errors import BadInput
 
 ROWS, D, K, LR = 3, 4, 5, 0.2

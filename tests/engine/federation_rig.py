@@ -16,8 +16,9 @@ from sordino.client.rows import Records
 from sordino.data import Federation
 from sordino.engine.checkpoint import Checkpoint
 from sordino.engine.federation.coordinator import Coordinator
-from sordino.engine.federation.exchange import Inbox, agree, enrol
-from sordino.engine.federation.policy import Declared, Policy
+from sordino.engine.federation.exchange import agree, enrol
+from sordino.engine.federation.inbox import Inbox
+from sordino.engine.federation.limits import Declared, Policy
 from sordino.engine.federation.site import Purse, Site
 from sordino.engine.rounds import Course
 from sordino.methods import adapt

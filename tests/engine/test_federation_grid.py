@@ -19,7 +19,8 @@ from sordino.engine.federation import grid as module
 from sordino.engine.federation import wire
 from sordino.engine.federation.certificates import certify
 from sordino.engine.federation.grid import TRIES, GridTransport
-from sordino.engine.federation.keyring import Keyring, load_private, seal
+from sordino.engine.federation.keyring import Keyring
+from sordino.engine.federation.signing import load_private, seal
 from sordino.engine.federation.wire import Packet, from_records, pack, to_records
 
 

@@ -10,7 +10,7 @@ from federation_rig import Rig, five_clients, table
 
 import sordino as sd
 from sordino.engine.federation import wire
-from sordino.engine.federation.policy import Policy
+from sordino.engine.federation.limits import Policy
 from sordino.engine.federation.wire import Packet, pack, unpack
 from sordino.errors import BadInput
 from sordino.methods import get

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import sordino as sd
-from sordino.client import local
+from sordino.client import corrections, local
 from sordino.client.ask import bounded_loss
 from sordino.client.clip import Clip, automatic, flat, moving
 from sordino.errors import BadInput
@@ -182,7 +182,7 @@ CHANGED = [
     (flat, {"factors": by_global}),
     (flat, {"bound": lambda public: 2 * public["clip"]}),
     (local.sgd, {"update": lambda params, state, gradient, public: (params, state)}),
-    (local.scaffold, {"state": ("control", "more")}),
+    (corrections.scaffold, {"state": ("control", "more")}),
     (rules.data_weighted, {"combine": _mean}),
     (rules.robust_hdp, {"combine": _mean}),
     (rules.robust_hdp, {"refuse_small": False}),
@@ -227,7 +227,7 @@ EXPLICIT = [
     (after.ema, {"decay": 0.9, "lr": 1.0}, {"decay": 0.8}),
     (after.ball, {"bound": None}, {"bound": 1.0}),
     (automatic, {"gamma": 0.01}, {"gamma": 0.02}),
-    (local.fedprox, {"mu": 0.1}, {"mu": 0.2}),
+    (corrections.fedprox, {"mu": 0.1}, {"mu": 0.2}),
     (selection.power_of_choice, {"candidates": None, "headroom": 2.0}, {"headroom": 3.0}),
     (selection.privacy_aware, {"headroom": 1.0}, {"headroom": 1.5}),
     (asking.loss, {"batch": "own", "kappa": 2.5}, {"kappa": 3.0}),

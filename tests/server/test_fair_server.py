@@ -12,7 +12,8 @@ from papers.theory_fair import Convex, coefficients, optimal_lambda, theorem1
 from sordino.errors import BadInput
 from sordino.server import rules
 from sordino.server.facts import Facts, ServerState
-from sordino.server.fair import FAIR_RULES, ali_dpfl, feddyn, hear_loss, optimal_steps, q_ffl, scaffold
+from sordino.server.fair import FAIR_RULES, feddyn, hear_loss, q_ffl, scaffold
+from sordino.server.pace import ali_dpfl, optimal_steps
 
 SIZES = np.array([10.0, 30.0, 60.0])
 

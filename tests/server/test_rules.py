@@ -10,7 +10,7 @@ import torch
 
 from sordino import methods
 from sordino.errors import BadInput
-from sordino.server import aggregate, projected, rules
+from sordino.server import aggregate, directions, projected, rules
 from sordino.server.facts import Facts, Outcome
 
 LAYOUT = (("conv.weight", (4, 5, 3), 0), ("conv.bias", (4,), 60), ("fc.weight", (12, 10), 64))
@@ -406,9 +406,9 @@ class TestPfaPlus:
         """Private rows that hold only what k numbers per tensor say give the very same step."""
         first, second = (round_of(self.FACTS, dimension=SIZE, seed=seed) for seed in (1, 2))
         known = told(self.FACTS, rules.pfa_plus(directions=2)(first, self.FACTS, {}))
-        sent = projected.coefficients(second[:3], known.public["basis"], LAYOUT)
+        sent = directions.coefficients(second[:3], known.public["basis"], LAYOUT)
         assert sent.shape == (3, 2 * len(LAYOUT))
-        rows = torch.cat([projected.expand(sent, known.public["basis"], LAYOUT), second[3:]])
+        rows = torch.cat([directions.expand(sent, known.public["basis"], LAYOUT), second[3:]])
         whole, short = (rules.pfa_plus(directions=2)(u, known, {}).delta for u in (second, rows))
         torch.testing.assert_close(short, whole, rtol=1e-4, atol=1e-6)
 
@@ -417,7 +417,7 @@ class TestPfaPlus:
         rule = rules.pfa_plus(directions=2)
         known = told(self.FACTS, rule(first, self.FACTS, {}))
         assert known.each["private"][:, 0].tolist() == [1.0, 1.0, 1.0, 0.0, 0.0, 0.0]
-        sent = projected.coefficients(second, known.public["basis"], LAYOUT)
+        sent = directions.coefficients(second, known.public["basis"], LAYOUT)
         sent[3:], rows = 0.0, second.clone()
         rows[:3] = 0.0
         whole = rule(second, known, {}).delta
@@ -433,7 +433,7 @@ class TestPfaPlus:
 
     def test_the_basis_is_orthonormal_in_every_tensor_or_zero(self):
         basis = rules.pfa_plus(directions=3)(round_of(self.FACTS, dimension=SIZE), self.FACTS, {}).told.public["basis"]
-        for part in projected.tensors(LAYOUT, SIZE):
+        for part in directions.tensors(LAYOUT, SIZE):
             inner = basis[part].T @ basis[part]
             expected = torch.diag(torch.tensor([1.0, 1.0, 0.0]))  # three centred updates have two directions
             torch.testing.assert_close(inner, expected, rtol=1e-4, atol=1e-5)

@@ -6,7 +6,7 @@ import pytest
 import sordino as sd
 from sordino.errors import BadInput, BudgetRefused
 from sordino.privacy.accounting import composed_epsilon
-from sordino.study.explore import last_turns
+from sordino.study.choice import last_turns
 
 
 @pytest.fixture

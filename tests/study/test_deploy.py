@@ -23,14 +23,15 @@ from federation_rig import Rig, five_clients, table
 import sordino as sd
 from sordino.cli import app
 from sordino.engine.federation.certificates import Keys, certify
-from sordino.engine.federation.policy import Policy
+from sordino.engine.federation.limits import Policy
 from sordino.engine.federation.wire import unpack
 from sordino.errors import BadInput, BudgetRefused, SordinoError
 from sordino.study.conduct import conduct, set_up
 from sordino.study.file import make_study
+from sordino.study.page import Page, page
 from sordino.study.report import render
 from sordino.study.serve import coordinate
-from sordino.study.status import Page, line_of, look, page
+from sordino.study.status import line_of, look
 from sordino.study.status import table as shown
 
 STEPS = {"steps": 2, "rate": 0.2, "lr": 0.5}

@@ -12,7 +12,8 @@ import pytest
 import report_browser as browsing
 
 import sordino as sd
-from sordino.study.explore import describe_choice, explore
+from sordino.study.choice import describe_choice
+from sordino.study.explore import explore
 from sordino.study.report.plan import render_plan, write_plan
 
 EVIL = "<img src=x onerror=alert(1)></script><b>"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sordino.engine.federation.policy import Policy
+from sordino.engine.federation.limits import Policy
 from sordino.errors import BadInput
 from sordino.study.deploy import features
 from sordino.study.file import make_study

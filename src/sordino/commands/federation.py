@@ -79,8 +79,9 @@ def serve(
     from sordino.cli import err_console, out_console
     from sordino.engine.federation.certificates import Keys
     from sordino.study.file import read_study
+    from sordino.study.page import Page
     from sordino.study.serve import serve as run
-    from sordino.study.status import Page, line_of
+    from sordino.study.status import line_of
 
     _begin(err_console, insecure)
     read = read_study(study, set_)
@@ -124,8 +125,9 @@ def status(
 ) -> None:
     """Say where a deployed run stands: rounds, sites seen, refusals, budgets."""
     from sordino.cli import err_console, out_console
+    from sordino.study.page import Page
     from sordino.study.result import to_json
-    from sordino.study.status import Page, look, table
+    from sordino.study.status import look, table
 
     seen = look(folder)
     if as_json:

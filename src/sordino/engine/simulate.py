@@ -18,7 +18,8 @@ from sordino.client.rows import Records, Rows
 from sordino.client.turn import Upload, Work, answer, take_turn
 from sordino.engine import rounds
 from sordino.engine.checkpoint import Checkpoint, Left
-from sordino.engine.evaluate import Observer, watch_clipping
+from sordino.engine.clipping import watch_clipping
+from sordino.engine.evaluate import Observer
 from sordino.engine.mapped import Table
 from sordino.engine.sharded import Shard
 from sordino.errors import SordinoError

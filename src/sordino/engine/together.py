@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,9 +19,9 @@ from sordino.client.turn import Work, take_turn
 from sordino.engine import rounds
 from sordino.engine.checkpoint import Checkpoint, Left
 from sordino.engine.mixed import Stretch, columns, labelled, mix, own
+from sordino.engine.seat import Seat
 from sordino.engine.simulate import (
     Index,
-    Opened,
     Setup,
     chunks,
     close_round,
@@ -33,59 +31,8 @@ from sordino.engine.simulate import (
 )
 from sordino.errors import BadInput, CannotStack, Diverged
 from sordino.methods.identity import identity
-from sordino.privacy.gate import Permit, Terms
-from sordino.privacy.generators import Batches, Turn
+from sordino.privacy.gate import Permit
 from sordino.privacy.types import Release
-
-
-@dataclass(frozen=True)
-class Seat:
-    """A row of the stack: whose round it belongs to, and which of that round's rows it is.
-
-    ``first``: where the run's records begin among those of all runs. ``rules``: what the run's clients do, see
-    ``_rules``.
-    """
-
-    run: int
-    place: int
-    setup: Setup
-    state: Checkpoint
-    opened: Opened
-    first: int
-    rules: Hashable
-
-    @property
-    def released(self) -> Hashable:
-        """What is released from a batch: rows of one pass through the gate have it in common."""
-        return self.setup.plan.method.private, *(one.what for one in self.setup.work.also)
-
-    @property
-    def doing(self) -> Hashable:
-        """What the client does, and which names the broadcast has: rows of one part have it in common."""
-        return self.rules, frozenset({*self.opened.sent.public, *self.opened.sent.each})
-
-    @property
-    def public(self) -> dict[str, Any]:
-        """What was broadcast to this row: its own row of what differs between clients, without the axis of rows."""
-        sent, client = self.opened.sent, self.opened.called.clients[self.place]
-        return {**sent.public, **{name: value[client] for name, value in sent.each.items()}}
-
-    @property
-    def turn(self) -> Turn:
-        """Whose turn it is."""
-        return self.opened.permit.turns[self.place]
-
-    @property
-    def terms(self) -> Terms:
-        """What the turn releases."""
-        return self.opened.permit.terms[self.place]
-
-    def batches(self) -> Batches:
-        """The row's batches, as positions among the records of all runs."""
-        client, terms = self.opened.called.clients[self.place], self.terms
-        records = self.setup.plan.clients[client].records
-        drawn = self.setup.gate.source.batches(self.turn, terms.what, terms.sampling, records, terms.count)
-        return Batches(self.setup.train[client][drawn.positions] + self.first, drawn.ends)
 
 
 def simulate_together(

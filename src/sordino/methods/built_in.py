@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sordino.client import clip, local
+from sordino.client import clip, corrections, local
 from sordino.methods import asking, selection
-from sordino.methods.method import Calibrate
-from sordino.server import after, estimated, fair, projected, rules
+from sordino.methods.calibrate import Calibrate
+from sordino.server import after, estimated, fair, pace, projected, random_effects, rules
 
 OPEN = {"private": False}
 
@@ -35,7 +35,7 @@ PARTS_OF: dict[str, Callable[[], dict[str, Any]]] = {
     "pfa-plus": lambda: {"local": local.projected(), "aggregate": projected.pfa_plus()},
     "robust-hdp": lambda: {"aggregate": estimated.robust_hdp()},
     "factor-hdp": lambda: {"aggregate": estimated.factor_hdp()},
-    "random-effects": lambda: {"aggregate": estimated.random_effects()},
+    "random-effects": lambda: {"aggregate": random_effects.random_effects()},
     "declared-variance": lambda: {"aggregate": rules.declared_variance()},
     "column-norm": lambda: {"aggregate": estimated.column_norm()},
     "optimum": lambda: {"aggregate": rules.optimum()},
@@ -44,15 +44,15 @@ PARTS_OF: dict[str, Callable[[], dict[str, Any]]] = {
     "auto-clipping": lambda: {"clip": clip.automatic()},
     "fedfair": lambda: {"ask": asking.exact_loss("step"), "local": local.fair_step(), **OPEN},
     "fedfdp": lambda: {"ask": asking.loss(), "clip": clip.fair()},
-    "scaffold": lambda: {"local": local.scaffold(), "aggregate": fair.scaffold(), **OPEN},
-    "dp-scaffold": lambda: {"local": local.scaffold(), "aggregate": fair.scaffold()},
-    "fedprox": lambda: {"local": local.fedprox(), **OPEN},
-    "dp-fedprox": lambda: {"local": local.fedprox()},
-    "feddyn": lambda: {"local": local.feddyn(), "aggregate": fair.feddyn(), **OPEN},
-    "dp-feddyn": lambda: {"local": local.feddyn(), "aggregate": fair.feddyn()},
+    "scaffold": lambda: {"local": corrections.scaffold(), "aggregate": fair.scaffold(), **OPEN},
+    "dp-scaffold": lambda: {"local": corrections.scaffold(), "aggregate": fair.scaffold()},
+    "fedprox": lambda: {"local": corrections.fedprox(), **OPEN},
+    "dp-fedprox": lambda: {"local": corrections.fedprox()},
+    "feddyn": lambda: {"local": corrections.feddyn(), "aggregate": fair.feddyn(), **OPEN},
+    "dp-feddyn": lambda: {"local": corrections.feddyn(), "aggregate": fair.feddyn()},
     "q-ffl": lambda: {"ask": asking.exact_loss(), "aggregate": fair.q_ffl(), **OPEN},
     "dp-q-ffl": lambda: {"ask": asking.loss(), "aggregate": fair.q_ffl()},
-    "ali-dpfl": lambda: {"aggregate": fair.ali_dpfl()},
+    "ali-dpfl": lambda: {"aggregate": pace.ali_dpfl()},
 }
 """By method, the parts that are not plain: every client in every round, flat clipping, descent, averaging by size."""
 

@@ -19,20 +19,13 @@ from sordino.client.local import Local, sgd
 from sordino.errors import BadInput
 from sordino.made import Factory
 from sordino.methods.asking import Ask
+from sordino.methods.calibrate import Calibrate
 from sordino.methods.selection import Selection, everyone
 from sordino.server.after import ServerStep, plain
 from sordino.server.broadcast import Check
 from sordino.server.broadcast import steps as step_check
 from sordino.server.rule import Aggregate
 from sordino.server.rules import data_weighted
-
-ACCOUNTANTS = {
-    "tight": "pld",
-    "rdp": "rdp",
-    "rdp-robust-hdp": "rdp-robust-hdp",
-    "closed-form-selection": "closed-form-selection",
-    "wor-paper": "wor-paper",
-}
 
 KINDS: dict[str, type] = {
     "select": Selection,
@@ -43,27 +36,6 @@ KINDS: dict[str, type] = {
     "server": ServerStep,
 }
 """The parts of a method that are values, and of which type."""
-
-
-@dataclass(frozen=True)
-class Calibrate:
-    """How budgets become noise.
-
-    ``by`` picks the noise: ``tight`` (PLD), ``rdp``, or a published rule. Whatever picked it, the ledger charges that
-    noise with the real accountant. ``strictest``: everyone uses the noise of the strictest client's budget.
-    """
-
-    by: str = "tight"
-    strictest: bool = False
-
-    def __post_init__(self) -> None:
-        if self.by not in ACCOUNTANTS:
-            raise BadInput(f"calibrate {self.by!r} is unknown: use one of {', '.join(ACCOUNTANTS)}")
-
-    @property
-    def accountant(self) -> str:
-        """The accountant that picks the noise."""
-        return ACCOUNTANTS[self.by]
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,13 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from sordino.client import clip, local
+from sordino.client import clip, corrections, local
 from sordino.errors import BadInput
 from sordino.made import Factory, imported, options_of
 from sordino.methods import asking, selection
 from sordino.methods.built_in import PARTS_OF, SUMMARIES
-from sordino.methods.method import KINDS, Calibrate, Method
+from sordino.methods.calibrate import Calibrate
+from sordino.methods.method import KINDS, Method
 from sordino.server import after, fair, radius, rules
 
 _METHODS: dict[str, Method] = {}
@@ -40,9 +41,9 @@ PARTS: dict[str, dict[str, Callable[..., Any]]] = {
         "projected": local.projected,
         "averaged": local.averaged,
         "fair": local.fair_step,
-        "scaffold": local.scaffold,
-        "fedprox": local.fedprox,
-        "feddyn": local.feddyn,
+        "scaffold": corrections.scaffold,
+        "fedprox": corrections.fedprox,
+        "feddyn": corrections.feddyn,
     },
     "clip": {"flat": clip.flat, "moving": clip.moving, "automatic": clip.automatic, "fair": clip.fair},
     "aggregate": {**rules.RULES, "averaged": radius.averaged, **fair.FAIR_RULES},

@@ -15,9 +15,10 @@ from sordino.errors import BadInput
 from sordino.made import part
 from sordino.server.columns import inverse_weights
 from sordino.server.defend import believable
-from sordino.server.estimated import column_norm, factor_hdp, random_effects, robust_hdp
+from sordino.server.estimated import column_norm, factor_hdp, robust_hdp
 from sordino.server.facts import Array, Facts, Memory, Outcome
 from sordino.server.projected import budget_shares, pfa, pfa_plus
+from sordino.server.random_effects import random_effects
 from sordino.server.rule import Aggregate, weighted
 
 

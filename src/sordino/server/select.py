@@ -27,10 +27,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from sordino.errors import BadInput
 from sordino.server.checks import Array, Index, at_least, distribution, importance_weights, whole
-from sordino.server.problem import closed_form_factors as closed_form_factors
+from sordino.server.noise_factors import closed_form_factors as closed_form_factors
+from sordino.server.noise_factors import default_weight as default_weight
+from sordino.server.noise_factors import noise_factors as noise_factors
 from sordino.server.problem import compensation as compensation
-from sordino.server.problem import default_weight as default_weight
-from sordino.server.problem import noise_factors as noise_factors
 from sordino.server.problem import privacy_aware as privacy_aware
 from sordino.server.problem import unbiased as unbiased
 from sordino.server.problem import uniform as uniform

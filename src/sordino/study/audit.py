@@ -28,7 +28,8 @@ from sordino.privacy.gate import Batch, Gate, Permit
 from sordino.privacy.generators import Keyed
 from sordino.privacy.ledger import Ledger
 from sordino.privacy.types import Budget, Release
-from sordino.study.session import Prepared, Session
+from sordino.study.prepared import Prepared
+from sordino.study.session import Session
 
 LARGE = 1e4
 """The canaries' targets: so far away that every gradient is clipped, in every step."""

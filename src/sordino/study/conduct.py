@@ -22,27 +22,19 @@ import torch
 from sordino.engine import rounds
 from sordino.engine.checkpoint import Checkpoint, write_atomic
 from sordino.engine.federation.coordinator import Coordinator, check_deployable
-from sordino.engine.federation.exchange import Inbox, Transport, agree, enrol, farewell
+from sordino.engine.federation.exchange import Transport, agree, enrol, farewell
+from sordino.engine.federation.inbox import Inbox
 from sordino.errors import BadInput, BudgetRefused, SordinoError
 from sordino.methods import Plan, adapt
-from sordino.privacy.accounting import composed_epsilon, replace_one_epsilon
 from sordino.study.deploy import Served, judge_of, prepare
+from sordino.study.deployed import result_of
 from sordino.study.file import Study, make_study
 from sordino.study.folder import Folder, check_kind, planned
-from sordino.study.result import complete, to_json
+from sordino.study.result import to_json
 
 log = logging.getLogger("sordino.coordinator")
 
 BYE = 60.0  # seconds sites have to say what they spent, once a run is over
-
-_SPENT = {
-    "spent_epsilon": float,
-    "run_epsilon": float,
-    "replace_one_epsilon": float,
-    "releases": list,
-    "not_private": list,
-}
-"""What a site says in the end, and as what."""
 
 
 def set_up(folder: Path, study: Study, resume: bool, keys: Path | None = None) -> None:
@@ -174,58 +166,3 @@ def _agree(folder: Path, ready: Served, plan: Plan, transport: Transport) -> dic
 
 def _notice(folder: Path, what: dict[str, Any]) -> None:
     write_atomic(folder / "now.json", to_json({**what, "since": time.time()}).encode())
-
-
-def result_of(
-    folder: Folder, plan: Plan, state: Checkpoint, spent: dict[str, dict[str, Any]], refused: dict[str, str]
-) -> dict[str, Any]:
-    """The dict of result.json. Metrics on sites' records are null: they were neither released nor charged."""
-    about = json.loads((folder.path / "study.json").read_text())
-    early = rounds.stopped(plan, state.round)
-    nothing = dict.fromkeys(("accuracy", "loss", "psi", "worst_accuracy", "client_accuracy"))
-    parts = {
-        "study": {"name": about["study"]["data"]["name"], **about["study"]},
-        "method": plan.method.name,
-        "seed": about["seed"],
-        "rounds": state.history,
-        "final": nothing,
-        "privacy": privacy_of(plan, state, spent),
-        "private": plan.private,
-        "simulated": False,
-        **({"stopped": early} if early else {}),
-        "refused": refused,
-        "seconds": state.seconds,
-    }
-    return complete(parts, state.shown)
-
-
-def privacy_of(plan: Plan, state: Checkpoint, spent: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    """Per site what it says it spent; where it said nothing, what the answers that came must have cost at least."""
-    taken = rounds.turns_taken(plan, state.history)
-    found = []
-    for c, turns in zip(plan.clients, taken.tolist()):
-        private = plan.method.private
-        row: dict[str, Any] = {
-            "client": c.name,
-            "epsilon": c.budget.epsilon if private else math.inf,
-            "delta": c.budget.delta,
-            "adjacency": str(c.budget.adjacency),
-            "sampling": str(c.terms.sampling.scheme),
-            "accountant": "pld" if private else "none",
-        }
-        said = spent.get(c.name, {})
-        if not private:
-            row |= dict.fromkeys(("spent_epsilon", "run_epsilon", "replace_one_epsilon"), math.inf) | {"releases": []}
-        elif all(isinstance(said.get(key), kind) for key, kind in _SPENT.items()):
-            row |= {key: said[key] for key in _SPENT} | {"told_by": "site"}
-            row["composition"] = str(said.get("composition", "not said"))
-        else:
-            events = [e for e in c.total(turns) if e.count]
-            cost = float(composed_epsilon([events], [c.budget.delta])[0])
-            row |= {"spent_epsilon": cost, "run_epsilon": cost, "told_by": "server"}
-            row["replace_one_epsilon"] = float(replace_one_epsilon(events, c.budget.delta))
-            row["releases"] = [
-                {"what": e.what, "rate": e.sampling.rate, "noise": e.noise, "count": e.count} for e in events
-            ]
-        found.append(row)
-    return found

@@ -10,9 +10,9 @@ from rich.console import Console
 from sordino.errors import BadInput
 from sordino.study.compare import compare, comparison_table, plain_results
 from sordino.study.file import Study, make_study
+from sordino.study.progress import Live
 from sordino.study.report import write
 from sordino.study.run import plan
-from sordino.study.track import Live
 
 METHODS = ["fedavg", "minimum-epsilon", "dp-fedavg", "robust-hdp", "random-effects"]
 

@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 
 from sordino.engine.federation.front import UNKNOWN
-from sordino.engine.federation.keyring import load_private, seal
 from sordino.engine.federation.node import Node, meet
+from sordino.engine.federation.signing import load_private, seal
 from sordino.engine.federation.worker import Lost
 from sordino.errors import SordinoError
 from sordino.privacy.generators import Source

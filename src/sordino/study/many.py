@@ -11,10 +11,11 @@ from sordino.data import Dataset, Federation
 from sordino.errors import SordinoError
 from sordino.study.file import Study
 from sordino.study.folder import Copies, planned
+from sordino.study.prepared import Prepared, Run
 from sordino.study.result import read_result
 from sordino.study.run import keep_in, prepare
 from sordino.study.schedule import Ending, Tell
-from sordino.study.session import Callback, Prepared, Run, train_alone, train_together
+from sordino.study.session import Callback, train_alone, train_together
 from sordino.study.track import tracker
 
 Watch = Callable[[str, int, int], Callback]

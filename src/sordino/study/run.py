@@ -23,8 +23,9 @@ from sordino.errors import BadInput
 from sordino.methods import Method, Population, Training
 from sordino.privacy.types import Budget
 from sordino.study.folder import Folder, Keeper, Planned, planned
+from sordino.study.prepared import Prepared, Run
 from sordino.study.result import load_run, to_json
-from sordino.study.session import Callback, Prepared, Run, train_alone
+from sordino.study.session import Callback, train_alone
 from sordino.study.view import PlanView
 
 

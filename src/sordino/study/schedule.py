@@ -24,7 +24,8 @@ import torch
 
 from sordino.engine.devices import torch_device
 from sordino.errors import BadInput, SordinoError
-from sordino.study.session import Callback, Prepared, Run
+from sordino.study.prepared import Prepared, Run
+from sordino.study.session import Callback
 
 log = logging.getLogger("sordino.study")
 

@@ -18,8 +18,8 @@ from sordino.data.budgets import LARGE
 from sordino.data.own import load_folder, schema_beside
 from sordino.data.schema import parse_schema
 from sordino.engine.federation.certificates import check_name
+from sordino.engine.federation.limits import Declared, Policy
 from sordino.engine.federation.node import Address
-from sordino.engine.federation.policy import Declared, Policy
 from sordino.engine.federation.site import Purse, Site
 from sordino.engine.federation.state import commitment
 from sordino.errors import BadInput

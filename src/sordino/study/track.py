@@ -14,9 +14,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
 from sordino.errors import BadInput
 from sordino.study.file import Study
 from sordino.study.result import to_json
@@ -34,9 +31,6 @@ METRICS = (
     "central_loss",
 )
 """What an evaluated round tells of the model."""
-
-SHOWN = 8
-"""Finished runs whose lines stay on the screen."""
 
 
 def numbers(record: Mapping[str, Any]) -> dict[str, float]:
@@ -172,55 +166,3 @@ class _MLflow(Tracker):
 
     def close(self) -> None:
         self.mlflow.end_run()
-
-
-class Live:
-    """A live progress line per run; plain lines every few rounds when the output is not a terminal."""
-
-    def __init__(self, console: Console, quiet: bool = False) -> None:
-        self.console = console
-        self.quiet = quiet
-        self.bars = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[seen]}"),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            console=console,
-            disable=quiet or not console.is_terminal,
-        )
-
-    def __enter__(self) -> Self:
-        self.bars.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.bars.stop()
-
-    def watch(self, name: str, seed: int, rounds: int) -> Any:
-        """A callback that shows one run's rounds."""
-        for done in [one for one in self.bars.tasks if one.finished][:-SHOWN]:
-            self.bars.update(done.id, visible=False)
-        task = self.bars.add_task(f"{name} (seed {seed})", total=rounds, seen="")
-        every = max(1, rounds // 5)
-
-        def show(record: dict[str, Any]) -> None:
-            seen = _line(record)
-            self.bars.update(task, completed=record["round"], seen=seen)
-            if not self.quiet and not self.console.is_terminal and record["round"] % every == 0:
-                self.console.print(f"{name} (seed {seed}) round {record['round']}/{rounds}  {seen}", highlight=False)
-
-        return show
-
-
-def _line(record: dict[str, Any]) -> str:
-    parts = []
-    if record.get("accuracy") is not None:
-        parts.append(f"accuracy {100 * record['accuracy']:.1f} %")
-    if record.get("loss") is not None:
-        parts.append(f"loss {record['loss']:.3f}" if record["loss"] < 1e4 else f"loss {record['loss']:.2e}")
-    spent = record.get("spent_epsilon")
-    if spent:
-        parts.append(f"ε {spent['min']:.2f}/{spent['median']:.2f}/{spent['max']:.2f}")
-    return "  ".join(parts)

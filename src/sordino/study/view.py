@@ -19,7 +19,7 @@ from rich.text import Text
 from sordino.client.gradients import LayerPlan
 from sordino.data.budgets import LARGE
 from sordino.methods import Plan
-from sordino.study.explore import describe_choice, last_turns
+from sordino.study.choice import describe_choice, last_turns
 
 SHADES = ".:-=+*#%@"
 SHOWN = 30

@@ -21,7 +21,8 @@ from sordino.engine import rounds
 from sordino.engine.checkpoint import Checkpoint
 from sordino.engine.federation import wire
 from sordino.engine.federation.declaration import readable
-from sordino.engine.federation.exchange import Heard, Inbox, Transport, exchange, offer_of
+from sordino.engine.federation.exchange import Heard, Transport, exchange, offer_of
+from sordino.engine.federation.inbox import Inbox
 from sordino.engine.federation.wire import Packet, pack
 from sordino.errors import BadInput
 from sordino.methods import Method

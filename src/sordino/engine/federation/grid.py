@@ -10,7 +10,8 @@ from typing import Any
 
 from sordino.engine.federation import wire
 from sordino.engine.federation.declaration import readable
-from sordino.engine.federation.keyring import Keyring, NotSigned, unseal
+from sordino.engine.federation.keyring import Keyring
+from sordino.engine.federation.signing import NotSigned, unseal
 from sordino.engine.federation.wire import Packet, from_records, pack, to_records, unpack
 from sordino.errors import BadInput
 

@@ -14,15 +14,8 @@ from sordino.client import gradients
 from sordino.client.gradients.losses import loss_by_name
 from sordino.client.turn import Work
 from sordino.engine.federation import wire
-from sordino.engine.federation.policy import (
-    Declared,
-    Policy,
-    Refused,
-    check_layout,
-    check_size,
-    check_study,
-    check_terms,
-)
+from sordino.engine.federation.limits import Declared, Policy, Refused
+from sordino.engine.federation.policy import check_layout, check_size, check_study, check_terms
 from sordino.methods import Method, get
 from sordino.methods.plan import ClientPlan
 from sordino.privacy.gate import Terms

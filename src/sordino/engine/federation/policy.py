@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,60 +14,11 @@ from sordino import models
 from sordino.client.ask import Question
 from sordino.client.clip import Clip, flat
 from sordino.client.local import Local, sgd
-from sordino.errors import BadInput
+from sordino.engine.federation.limits import Declared, Policy, Refused
 from sordino.methods import Method, get
 from sordino.methods.identity import identity
 from sordino.privacy.gate import Terms
 from sordino.privacy.types import Budget
-
-
-class Refused(BadInput):
-    """The site's policy says no."""
-
-
-@dataclass(frozen=True)
-class Declared:
-    """What a site says about its records; public (R5)."""
-
-    records: int
-    shape: tuple[int, ...]
-    classes: int | None
-    schema: str
-    """A hash of the feature schema: names, ranges, categories, labels."""
-
-    @property
-    def task(self) -> str:
-        """``classification`` or ``regression``."""
-        return "regression" if self.classes is None else "classification"
-
-
-@dataclass(frozen=True)
-class Policy:
-    """Limits of one site.
-
-    Attributes
-    ----------
-    methods: allowed by name; None: every private one that is installed here.
-    not_private: whether methods without noise may run on these records at all.
-    models: allowed by name; None: those that come with sordino. Models of your own must be listed.
-    rounds, steps, parameters: the most turns of a run (repeated ones count), local steps of a turn, model parameters.
-    run_epsilon: the most ε that one run's releases may cost; None: all of the budget. A run is what the server calls
-        one: it can start several, and the budget is what limits them together.
-    least_noise: the smallest noise multiplier of any release, whatever the budget would pay for.
-    clip: the range of clipping radii. A tiny radius would put noise below what floats resolve, so there is a floor.
-    modules: Python modules that methods and parts named ``module:attribute`` may come from; this site's copies run.
-    """
-
-    methods: tuple[str, ...] | None = None
-    not_private: bool = False
-    models: tuple[str, ...] | None = None
-    rounds: int = 1000
-    steps: int = 10_000
-    parameters: int = 200_000_000
-    run_epsilon: float | None = None
-    least_noise: float = 0.1
-    clip: tuple[float, float] = (1e-4, 1e4)
-    modules: tuple[str, ...] = ()
 
 
 def check_study(policy: Policy, brief: Mapping[str, Any], method: Method, declared: Declared, budget: Budget) -> None:

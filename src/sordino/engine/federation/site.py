@@ -20,7 +20,8 @@ from sordino.client.turn import answer, take_turn
 from sordino.engine.devices import threads_for_step
 from sordino.engine.federation import wire
 from sordino.engine.federation.job import Job, accept, canonical, safe, understand
-from sordino.engine.federation.policy import Declared, Policy, Refused, check_bounds, check_place
+from sordino.engine.federation.limits import Declared, Policy, Refused
+from sordino.engine.federation.policy import check_bounds, check_place
 from sordino.engine.federation.state import LocalState, commitment
 from sordino.engine.federation.wire import Packet, pack, unpack
 from sordino.errors import BadInput, BudgetRefused

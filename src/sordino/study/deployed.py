@@ -1,0 +1,80 @@
+"""The result of a deployed run: what sites say they spent, and what their answers must have cost at least."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from sordino.engine import rounds
+from sordino.engine.checkpoint import Checkpoint
+from sordino.methods import Plan
+from sordino.privacy.accounting import composed_epsilon, replace_one_epsilon
+from sordino.study.folder import Folder
+from sordino.study.result import complete
+
+_SPENT = {
+    "spent_epsilon": float,
+    "run_epsilon": float,
+    "replace_one_epsilon": float,
+    "releases": list,
+    "not_private": list,
+}
+
+
+"""What a site says in the end, and as what."""
+
+
+def result_of(
+    folder: Folder, plan: Plan, state: Checkpoint, spent: dict[str, dict[str, Any]], refused: dict[str, str]
+) -> dict[str, Any]:
+    """The dict of result.json. Metrics on sites' records are null: they were neither released nor charged."""
+    about = json.loads((folder.path / "study.json").read_text())
+    early = rounds.stopped(plan, state.round)
+    nothing = dict.fromkeys(("accuracy", "loss", "psi", "worst_accuracy", "client_accuracy"))
+    parts = {
+        "study": {"name": about["study"]["data"]["name"], **about["study"]},
+        "method": plan.method.name,
+        "seed": about["seed"],
+        "rounds": state.history,
+        "final": nothing,
+        "privacy": privacy_of(plan, state, spent),
+        "private": plan.private,
+        "simulated": False,
+        **({"stopped": early} if early else {}),
+        "refused": refused,
+        "seconds": state.seconds,
+    }
+    return complete(parts, state.shown)
+
+
+def privacy_of(plan: Plan, state: Checkpoint, spent: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """Per site what it says it spent; where it said nothing, what the answers that came must have cost at least."""
+    taken = rounds.turns_taken(plan, state.history)
+    found = []
+    for c, turns in zip(plan.clients, taken.tolist()):
+        private = plan.method.private
+        row: dict[str, Any] = {
+            "client": c.name,
+            "epsilon": c.budget.epsilon if private else math.inf,
+            "delta": c.budget.delta,
+            "adjacency": str(c.budget.adjacency),
+            "sampling": str(c.terms.sampling.scheme),
+            "accountant": "pld" if private else "none",
+        }
+        said = spent.get(c.name, {})
+        if not private:
+            row |= dict.fromkeys(("spent_epsilon", "run_epsilon", "replace_one_epsilon"), math.inf) | {"releases": []}
+        elif all(isinstance(said.get(key), kind) for key, kind in _SPENT.items()):
+            row |= {key: said[key] for key in _SPENT} | {"told_by": "site"}
+            row["composition"] = str(said.get("composition", "not said"))
+        else:
+            events = [e for e in c.total(turns) if e.count]
+            cost = float(composed_epsilon([events], [c.budget.delta])[0])
+            row |= {"spent_epsilon": cost, "run_epsilon": cost, "told_by": "server"}
+            row["replace_one_epsilon"] = float(replace_one_epsilon(events, c.budget.delta))
+            row["releases"] = [
+                {"what": e.what, "rate": e.sampling.rate, "noise": e.noise, "count": e.count} for e in events
+            ]
+        found.append(row)
+    return found
