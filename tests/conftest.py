@@ -1,6 +1,7 @@
 """Small real federations that many tests share."""
 
 import os
+import sys
 
 import pytest
 import torch
@@ -19,3 +20,26 @@ def digits():
     source = sd.data.load("digits").subset(600, seed=0)
     clients = source.partition("dirichlet", clients=6, beta=0.5, seed=0, minimum=30)
     return clients.with_budgets([0.5, 1.0, 2.0, 4.0, 8.0, 1.0], delta=1e-4)
+
+
+@pytest.fixture
+def command(capsys, monkeypatch, tmp_path):
+    """Run a command in an empty folder, 200 characters wide; returns (exit code, stdout, stderr)."""
+    from sordino import cli
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["sordino", *words])
+        monkeypatch.setattr(cli, "out_console", cli.Console(width=200))
+        monkeypatch.setattr(cli, "err_console", cli.Console(stderr=True, width=200))
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return run

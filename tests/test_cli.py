@@ -40,24 +40,9 @@ lr = 0.3
 
 
 @pytest.fixture
-def call(capsys, monkeypatch, tmp_path):
+def call(command):
     """Run a command in an empty folder; returns (exit code, stdout, stderr)."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
-
-    def run(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["sordino", *words])
-        monkeypatch.setattr(cli, "out_console", cli.Console(width=200))
-        monkeypatch.setattr(cli, "err_console", cli.Console(stderr=True, width=200))
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        said = capsys.readouterr()
-        return code, said.out, said.err
-
-    return run
+    return command
 
 
 @pytest.fixture

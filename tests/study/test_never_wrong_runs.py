@@ -2,12 +2,10 @@
 
 import json
 import shutil
-import sys
 
 import pytest
 
 import sordino as sd
-from sordino import cli
 from sordino.errors import BadInput
 from sordino.study.run import prepare
 from sordino.study.session import train_together
@@ -34,24 +32,10 @@ QUICK = {"rounds": 2, "rate": 0.3, "lr": 0.3}
 
 
 @pytest.fixture
-def call(capsys, monkeypatch, tmp_path):
+def call(command, tmp_path):
     """Run a command in a folder with study.toml; returns (exit code, stdout, stderr)."""
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "study.toml").write_text(STUDY)
-
-    def run(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["sordino", *words])
-        monkeypatch.setattr(cli, "out_console", cli.Console(width=200))
-        monkeypatch.setattr(cli, "err_console", cli.Console(stderr=True, width=200))
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        said = capsys.readouterr()
-        return code, said.out, said.err
-
-    return run
+    return command
 
 
 @pytest.fixture(scope="module")

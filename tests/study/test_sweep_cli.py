@@ -1,11 +1,8 @@
 """Sweeps and the plan's page from the command line."""
 
 import json
-import sys
 
 import pytest
-
-from sordino import cli
 
 STUDY = """
 [study]
@@ -28,22 +25,12 @@ SWEEP = '\n[sweep]\n"method.name" = ["dp-fedavg", "fedavg"]\ntraining.lr = [0.1,
 
 
 @pytest.fixture
-def call(capsys, monkeypatch, tmp_path):
+def call(command, tmp_path):
     """Run a command on a study in an empty folder; returns (exit code, stdout, stderr)."""
-    monkeypatch.chdir(tmp_path)
 
-    def run(text: str, command: str, *words: str) -> tuple[int, str, str]:
+    def run(text: str, name: str, *words: str) -> tuple[int, str, str]:
         (tmp_path / "study.toml").write_text(text)
-        monkeypatch.setattr(sys, "argv", ["sordino", "-q", command, "study.toml", *words])
-        monkeypatch.setattr(cli, "out_console", cli.Console(width=200))
-        monkeypatch.setattr(cli, "err_console", cli.Console(stderr=True, width=200))
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        said = capsys.readouterr()
-        return code, said.out, said.err
+        return command("-q", name, "study.toml", *words)
 
     return run
 
