@@ -23,7 +23,7 @@ def digits():
 
 
 @pytest.fixture
-def command(capsys, monkeypatch, tmp_path):
+def in_folder(capsys, monkeypatch, tmp_path):
     """Run a command in an empty folder, 200 characters wide; returns (exit code, stdout, stderr)."""
     from sordino import cli
 

@@ -40,9 +40,9 @@ lr = 0.3
 
 
 @pytest.fixture
-def call(command):
+def call(in_folder):
     """Run a command in an empty folder; returns (exit code, stdout, stderr)."""
-    return command
+    return in_folder
 
 
 @pytest.fixture

@@ -32,10 +32,10 @@ QUICK = {"rounds": 2, "rate": 0.3, "lr": 0.3}
 
 
 @pytest.fixture
-def call(command, tmp_path):
+def call(in_folder, tmp_path):
     """Run a command in a folder with study.toml; returns (exit code, stdout, stderr)."""
     (tmp_path / "study.toml").write_text(STUDY)
-    return command
+    return in_folder
 
 
 @pytest.fixture(scope="module")

@@ -25,12 +25,12 @@ SWEEP = '\n[sweep]\n"method.name" = ["dp-fedavg", "fedavg"]\ntraining.lr = [0.1,
 
 
 @pytest.fixture
-def call(command, tmp_path):
+def call(in_folder, tmp_path):
     """Run a command on a study in an empty folder; returns (exit code, stdout, stderr)."""
 
     def run(text: str, name: str, *words: str) -> tuple[int, str, str]:
         (tmp_path / "study.toml").write_text(text)
-        return command("-q", name, "study.toml", *words)
+        return in_folder("-q", name, "study.toml", *words)
 
     return run
 
