@@ -256,3 +256,15 @@ def test_the_order_of_options_does_not_matter():
 def test_factories_with_equal_options_are_told_apart():
     made = [rules.uniform(), rules.data_weighted(), rules.weiavg(), rules.optimum(), flat(), moving(), local.sgd()]
     assert len({identity(one) for one in made}) == len(made)
+
+
+def test_a_global_that_only_shares_its_name_with_an_attribute_does_not_count(monkeypatch):
+    def rule(losses, norms, public):
+        return norms.clamp(max=STRENGTH).abs()
+
+    before = identity(rule)
+    monkeypatch.setitem(rule.__globals__, "abs", "something else")
+    monkeypatch.setitem(rule.__globals__, "clamp", "something else")
+    assert identity(rule) == before
+    monkeypatch.setitem(rule.__globals__, "STRENGTH", 0.25)
+    assert identity(rule) != before

@@ -8,6 +8,7 @@ identities are compared within one only.
 
 from __future__ import annotations
 
+import dis
 import hashlib
 import sys
 import sysconfig
@@ -128,9 +129,9 @@ def _contents(cell: types.CellType) -> Any:
 
 
 def _names(code: types.CodeType) -> set[str]:
-    """The names that a function and the functions in it look up."""
+    """The global names that a function and the functions in it look up; attributes of the same name do not count."""
     inner = [_names(one) for one in code.co_consts if isinstance(one, types.CodeType)]
-    return set(code.co_names).union(*inner)
+    return {str(one.argval) for one in dis.get_instructions(code) if one.opname == "LOAD_GLOBAL"}.union(*inner)
 
 
 def _is_installed(module: str | None, where: str | tuple[str, ...] = _LIBRARIES) -> bool:
