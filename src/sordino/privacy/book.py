@@ -19,7 +19,7 @@ from sordino.privacy.types import Adjacency, Budget, Event, Sampling, Scheme
 
 
 @dataclass(frozen=True)
-class Plan:
+class LedgerPlan:
     """What a client means to release in a run: ``turns`` times everything in ``turn`` (counts are per turn).
 
     A schedule without equal turns is one turn that holds the totals.
@@ -80,7 +80,7 @@ class Standing:
     ``charges`` counts the charges of each release: turns and attempts, whatever each of them counted.
     """
 
-    plan: Plan
+    plan: LedgerPlan
     payable: int
     caps: dict[str, int] | None
     entry: int
@@ -209,7 +209,9 @@ def _figure(value: float | None) -> float:
     return math.inf if value is None else float(value)
 
 
-def plan_body(plan: Plan, payable: int, caps: dict[str, int] | None, order: float | None = None) -> dict[str, Any]:
+def plan_body(
+    plan: LedgerPlan, payable: int, caps: dict[str, int] | None, order: float | None = None
+) -> dict[str, Any]:
     """A plan as an entry holds it; the adjacency is the account's. ``order``: of the filter that admitted it."""
     turn = [
         {"what": e.what, "scheme": str(e.sampling.scheme), "rate": float(e.sampling.rate), "noise": number(e.noise),
@@ -274,7 +276,7 @@ def _declare(book: Book, e: Entry, body: dict[str, Any]) -> None:
         for one in body["turn"]
     )
     earlier = book.standing(client, run)
-    standing = Standing(Plan(client, run, turn, body["turns"]), body["payable"], body["caps"], e.number)
+    standing = Standing(LedgerPlan(client, run, turn, body["turns"]), body["payable"], body["caps"], e.number)
     if earlier is not None:
         standing.used, standing.charges = earlier.used, earlier.charges
     book.standings.setdefault(client, {})[run] = standing

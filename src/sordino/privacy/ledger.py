@@ -15,14 +15,16 @@ from dataclasses import replace
 
 from sordino.errors import BadInput
 from sordino.privacy import accounting
-from sordino.privacy.book import Account, Book, Charge, Plan, check_names, number, plan_body
+from sordino.privacy.book import Account, Book, Charge, LedgerPlan, check_names, number, plan_body
 from sordino.privacy.ledger_file import FIELDS, check_payload
 from sordino.privacy.ledger_format import Entry
 from sordino.privacy.planning import COMPOSITIONS, caps, check_repeated, check_room, filter_order, payable, planned
 from sordino.privacy.reading import Reading
 from sordino.privacy.types import Adjacency, Budget, check_promised
 
-__all__ = ["Account", "Charge", "Ledger", "Plan"]
+__all__ = ["Account", "Charge", "Ledger", "LedgerPlan", "Plan"]
+
+Plan = LedgerPlan  # what it was called in 0.1
 
 # These accountants of accounting.ACCOUNTANTS pick a noise as a paper does; a ledger charges that noise with a real one.
 _PICK_NOISE_ONLY = ("closed-form-selection", "wor-paper")
@@ -104,7 +106,7 @@ class Ledger(Reading):
                     }
                     draft.add("account", body, client=client)
 
-    def declare(self, plans: Sequence[Plan], run_epsilon: float | None = None) -> dict[str, int]:
+    def declare(self, plans: Sequence[LedgerPlan], run_epsilon: float | None = None) -> dict[str, int]:
         """Declare plans, one per client, in one transaction; returns how many turns each client can pay in full.
 
         Before a client's first charge the number is the largest m ≤ turns with ε(everything planned elsewhere + m ×
@@ -344,7 +346,7 @@ class Ledger(Reading):
         return account
 
 
-def _terms(book: Book, plans: Sequence[Plan]) -> tuple[int, list[bool]]:
+def _terms(book: Book, plans: Sequence[LedgerPlan]) -> tuple[int, list[bool]]:
     """What a measurement rests on: the last entry that changed terms, and who has been charged at all."""
     return book.terms, [plan.client in book.blocks for plan in plans]
 

@@ -18,7 +18,7 @@ from dataclasses import replace
 from sordino.errors import BadInput, BudgetRefused
 from sordino.privacy import accounting
 from sordino.privacy.accounting import filters
-from sordino.privacy.book import Account, Book, Charge, Plan, Standing, check_names, kinds
+from sordino.privacy.book import Account, Book, Charge, LedgerPlan, Standing, check_names, kinds
 from sordino.privacy.ledger_format import Entry
 from sordino.privacy.types import Event
 
@@ -30,7 +30,7 @@ _LATER = (
     "accounts with composition 'filter', or begin with a smaller run (limits.run_epsilon at a site)"
 )
 
-Question = tuple[Plan, list[Event]]  # a plan, and what its client is committed to elsewhere
+Question = tuple[LedgerPlan, list[Event]]  # a plan, and what its client is committed to elsewhere
 
 
 def order_of(book: Book, client: str) -> float:
@@ -77,7 +77,7 @@ def unfit(book: Book) -> list[Standing]:
     return found
 
 
-def _check_plan(plan: Plan, account: Account) -> None:
+def _check_plan(plan: LedgerPlan, account: Account) -> None:
     """Refuse plans that no ledger can keep: another adjacency (R7), a name twice, a finite budget without noise."""
     if not isinstance(plan.run, str) or not plan.run:
         raise BadInput(f"the plan of client {plan.client!r} needs a run name, got {plan.run!r}")
@@ -101,7 +101,7 @@ def _check_plan(plan: Plan, account: Account) -> None:
             )
 
 
-def _stands(plan: Plan, account: Account, standing: Standing) -> bool:
+def _stands(plan: LedgerPlan, account: Account, standing: Standing) -> bool:
     """Whether a plan that was declared before is to be returned as it was."""
     if (standing.plan.turn, standing.plan.turns) != (plan.turn, plan.turns):
         raise BadInput(f"run {plan.run!r} of client {plan.client!r} was declared with another plan: use a new run name")
@@ -109,7 +109,7 @@ def _stands(plan: Plan, account: Account, standing: Standing) -> bool:
     return standing.open and not (raised and standing.payable < plan.turns)
 
 
-def payable(book: Book, plans: Sequence[Plan], run_epsilon: float | None = None) -> dict[str, int]:
+def payable(book: Book, plans: Sequence[LedgerPlan], run_epsilon: float | None = None) -> dict[str, int]:
     """For each client the largest m ≤ turns that may be declared: within its budget and, alone, within ``run_epsilon``.
 
     Before a client's first charge: ε(commitments elsewhere + m × turn) ≤ budget, by its accountant. Two vectorised
@@ -150,7 +150,7 @@ def _fits(book: Book, asked: Sequence[Question], turns: Sequence[int], accountan
     return [bool(cost <= budget.epsilon) for cost, budget in zip(costs, budgets)]
 
 
-def _filtered(book: Book, plan: Plan, account: Account) -> int:
+def _filtered(book: Book, plan: LedgerPlan, account: Account) -> int:
     """Turns that the account's filter admits; where the block does not fit it, what is left of the block's kinds.
 
     A release is one of the block's if it has their sampling and noise, under whatever run: the block is a set of
@@ -169,7 +169,7 @@ def _filtered(book: Book, plan: Plan, account: Account) -> int:
     return max(0, min(int(plan.turns), *(left[kind] // count for kind, count in needed.items())))
 
 
-def _alone(book: Book, plan: Plan, turns: int, run_epsilon: float | None) -> int:
+def _alone(book: Book, plan: LedgerPlan, turns: int, run_epsilon: float | None) -> int:
     """The largest m ≤ turns whose releases alone cost at most ``run_epsilon``."""
     if run_epsilon is None or turns == 0:
         return turns
@@ -185,7 +185,7 @@ def filter_order(book: Book, client: str) -> float | None:
     return order_of(book, client)
 
 
-def caps(book: Book, plan: Plan, turns: int, limited: bool = False) -> dict[str, int] | None:
+def caps(book: Book, plan: LedgerPlan, turns: int, limited: bool = False) -> dict[str, int] | None:
     """How often each release of the plan may happen if ``turns`` turns are paid; None for public data: no limit.
 
     ``limited``: there is a limit on the run itself, which public data have to keep too.

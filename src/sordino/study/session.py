@@ -32,8 +32,7 @@ from sordino.methods import Plan
 from sordino.privacy.accounting import composed_epsilon
 from sordino.privacy.gate import Gate
 from sordino.privacy.generators import Keyed
-from sordino.privacy.ledger import Ledger
-from sordino.privacy.ledger import Plan as LedgerPlan
+from sordino.privacy.ledger import Ledger, LedgerPlan
 from sordino.study.folder import Copies, Keeper
 from sordino.study.prepared import Prepared, Run
 from sordino.study.result import build_result

@@ -27,8 +27,7 @@ from sordino.engine.federation.wire import Packet, pack, unpack
 from sordino.errors import BadInput, BudgetRefused
 from sordino.privacy.gate import Gate, Permit, Terms
 from sordino.privacy.generators import Secret, Source, Turn
-from sordino.privacy.ledger import Ledger
-from sordino.privacy.ledger import Plan as LedgerPlan
+from sordino.privacy.ledger import Ledger, LedgerPlan
 from sordino.privacy.types import Budget, Release
 from sordino.server.broadcast import Frame, check_broadcast
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_ndtr, ndtr, ndtri
 
-from sordino.privacy.accounting.parts import Floats, Kind, Table, halved
+from sordino.privacy.accounting.parts import Floats, Kind, PartTable, halved
 
 _NODES = 128
 _SCOUTS = 20
@@ -112,7 +112,7 @@ def _sampled(rate: Floats, sigma: Floats, order: Floats, tail: Floats, exchange:
     return value, mean, variance
 
 
-def cumulants(parts: Table, noise: Floats, order: Floats, delta: Floats) -> tuple[Floats, Floats, Floats]:
+def cumulants(parts: PartTable, noise: Floats, order: Floats, delta: Floats) -> tuple[Floats, Floats, Floats]:
     """Λ, Λ', Λ'' of every client's composition at the client's ``order``, with ``noise`` per part.
 
     Tails that δ does not see (1e-5 of it, over all releases) are left out.
@@ -135,7 +135,7 @@ def cumulants(parts: Table, noise: Floats, order: Floats, delta: Floats) -> tupl
     return value, mean, variance
 
 
-def gaussian_limit(parts: Table, noise: Floats) -> Floats:
+def gaussian_limit(parts: PartTable, noise: Floats) -> Floats:
     """μ of the central limit of each composition: √(Σ count·q²(e^(1/z²) − 1)), capped where it stops meaning much."""
     variance = np.where(parts.kind == Kind.EXCHANGE.value, 4 * noise**2, noise**2)
     one = parts.rate**2 * np.expm1(np.minimum(1 / variance, 8.0))
@@ -144,7 +144,9 @@ def gaussian_limit(parts: Table, noise: Floats) -> Floats:
     return np.sqrt(parts.total(parts.times * one))
 
 
-def saddle_point(parts: Table, noise: Floats, delta: Floats, start: Floats | None = None, rounds: int = 40) -> Saddle:
+def saddle_point(
+    parts: PartTable, noise: Floats, delta: Floats, start: Floats | None = None, rounds: int = 40
+) -> Saddle:
     """Solve ln δ(θ) = ln delta for θ: safeguarded Newton, d ln δ/dθ ≈ −θ·(K'' + θ^-2 + (1+θ)^-2)."""
     if start is None:
         mu = np.maximum(gaussian_limit(parts, noise), 1e-9)
@@ -168,13 +170,13 @@ def saddle_point(parts: Table, noise: Floats, delta: Floats, start: Floats | Non
     return Saddle(tilt, epsilon + off / tilt, variance)
 
 
-def rarely(parts: Table, noise: Floats) -> NDArray[np.bool_]:
+def rarely(parts: PartTable, noise: Floats) -> NDArray[np.bool_]:
     """Whether a record is hardly ever sampled, but then seen: there the rare limit is better than the saddle point."""
     loud = parts.total((noise > 1.5).astype(float)) == 0
     return np.asarray(loud & (parts.total(parts.times * parts.rate) < 0.6))
 
 
-def _limits(parts: Table, epsilon: Floats, delta: Floats) -> tuple[Floats, Floats]:
+def _limits(parts: PartTable, epsilon: Floats, delta: Floats) -> tuple[Floats, Floats]:
     """ln of the factors on every noise that meet ε in the rare limit (slightly too small) and in the central limit."""
     mu, log_delta = gaussian_mu(epsilon, delta), np.log(delta)
 
@@ -188,12 +190,12 @@ def _limits(parts: Table, epsilon: Floats, delta: Floats) -> tuple[Floats, Float
     return halved(rare_enough, low, high, 36)[1], halved(central_enough, low, high, 36)[1]
 
 
-def limit_scale(parts: Table, epsilon: Floats, delta: Floats) -> Floats:
+def limit_scale(parts: PartTable, epsilon: Floats, delta: Floats) -> Floats:
     """A factor on every noise that roughly meets ε: the larger of the two limits'."""
     return np.exp(np.maximum(*_limits(parts, epsilon, delta)))
 
 
-def saddle_scale(parts: Table, epsilon: Floats, delta: Floats) -> tuple[Floats, Floats]:
+def saddle_scale(parts: PartTable, epsilon: Floats, delta: Floats) -> tuple[Floats, Floats]:
     """(scale, slope): the factor on every noise with which the estimate meets ε, and d ln ε/d ln scale there."""
     rare, central = _limits(parts, epsilon, delta)
     log_scale = np.maximum(rare, central)
@@ -221,7 +223,7 @@ def saddle_scale(parts: Table, epsilon: Floats, delta: Floats) -> tuple[Floats, 
     return np.where(seldom, rare_scale, np.exp(log_scale)), np.where(seldom, -3.0, slope)
 
 
-def _rare_log_delta(parts: Table, scale: Floats, epsilon: Floats) -> Floats:
+def _rare_log_delta(parts: PartTable, scale: Floats, epsilon: Floats) -> Floats:
     """ln Σ count·δ₁(ε) with δ₁ the divergence of one release: right where a record is hardly ever sampled."""
     sigma = parts.noise * scale[parts.owner]
     sigma = np.where(parts.kind == Kind.EXCHANGE.value, 2 * sigma, sigma)
@@ -231,7 +233,7 @@ def _rare_log_delta(parts: Table, scale: Floats, epsilon: Floats) -> Floats:
     return np.log(np.maximum(parts.total(parts.times * one), 1e-300))
 
 
-def rare_epsilon(parts: Table, delta: Floats) -> Floats:
+def rare_epsilon(parts: PartTable, delta: Floats) -> Floats:
     """ε with Σ count·δ₁(ε) = δ, slightly too small: an estimate where a record is hardly ever sampled."""
     scale, log_delta = np.ones(delta.shape), np.log(delta)
     low, high = np.full(delta.shape, 1e-6), np.full(delta.shape, 1e6)

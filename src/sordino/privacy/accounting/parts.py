@@ -93,7 +93,7 @@ def scaled(composition: Composition, scale: float) -> Composition:
 
 
 @dataclass(frozen=True)
-class Table:
+class PartTable:
     """Many compositions as columns, one row per part, so that formulas run over all clients at once."""
 
     owner: NDArray[np.int64]
@@ -108,10 +108,10 @@ class Table:
         return np.asarray(np.bincount(self.owner, weights=values, minlength=self.clients), dtype=float)
 
 
-def table(compositions: Sequence[Composition]) -> Table:
+def table(compositions: Sequence[Composition]) -> PartTable:
     """The compositions as one table; every composition has at least one part."""
     rows = [(i, part) for i, composition in enumerate(compositions) for part in composition]
-    return Table(
+    return PartTable(
         owner=np.array([i for i, _ in rows], dtype=np.int64),
         kind=np.array([part.kind.value for _, part in rows]),
         rate=np.array([part.rate for _, part in rows], dtype=float),

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 import numpy as np
 from scipy.special import gammaln, logsumexp
 
-from sordino.privacy.accounting.parts import Composition, Floats, Kind, Table, table
+from sordino.privacy.accounting.parts import Composition, Floats, Kind, PartTable, table
 
 # dp-accounting's default orders, so that the two agree to rounding.
 ORDERS: tuple[float, ...] = (
@@ -40,7 +40,7 @@ _STEP = 0.25
 _CHUNK_FIXED = 1_000_000
 
 
-def curve(parts: Table, orders: Sequence[float] = ORDERS) -> Floats:
+def curve(parts: PartTable, orders: Sequence[float] = ORDERS) -> Floats:
     """R(α) of every client's composition: [clients, orders]."""
     each = np.empty((parts.owner.size, len(orders)))
     for kind in Kind:
