@@ -42,7 +42,7 @@ def made_by(page: Path) -> dict[str, str]:
 
 
 def main() -> None:
-    """Print the page."""
+    """Print docs/results/commits.md: for every page a table of its rows and the commits that made them."""
     print("# Which commit made which row\n")
     print("Written by `python -m papers.history`: a row belongs to the commit since which its numbers stand.\n")
     for page in sorted(RESULTS.glob("*.json")):

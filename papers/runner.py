@@ -80,7 +80,7 @@ class Cells:
         return self.workshop.prepared(cell)
 
     def alone(self, cell: Cell, ready: Prepared, tell: Callback) -> Run:
-        """Train one run."""
+        """Train the run of one cell by itself, from where it was stopped if it was."""
         return train_prepared(ready, self.device, [tell], self.store.stacks)
 
     def together(self, cells: Sequence[Cell], runs: Sequence[Prepared], tell: Callback) -> Sequence[Run | SordinoError]:

@@ -109,3 +109,11 @@ def test_norms_of_rows_are_right_where_float32_is_not():
     found = row_norms(matrix)
     assert found[:3] == pytest.approx(torch.linalg.vector_norm(matrix[:3].double(), dim=1).numpy(), rel=1e-6)
     assert np.isnan(found[3])
+
+
+def test_a_rule_that_looks_at_more_than_a_sum_gets_its_matrix():
+    """What was answered, or uploaded in place of an update, is not known while updates are added up."""
+    plain = rules.data_weighted()
+    assert Running.of(plain, facts(), WIDTH) is not None
+    assert Running.of(replace(plain, needs=("loss",)), facts(), WIDTH) is None
+    assert Running.of(replace(plain, receive=lambda uploads, known: uploads["update"]), facts(), WIDTH) is None

@@ -30,7 +30,7 @@ class Stretch:
 
     @property
     def count(self) -> int:
-        """How many rows."""
+        """How many rows of the stack belong to it."""
         return int(self.rows.stop - self.rows.start)
 
 

@@ -39,7 +39,7 @@ class Standardise(nn.Module):
         self.mean, self.deviation = mean, deviation
 
     def forward(self, x: Tensor) -> Tensor:
-        """Standardised records."""
+        """The records, shifted and scaled by the two constants."""
         return (x - self.mean) / self.deviation
 
 

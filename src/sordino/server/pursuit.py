@@ -86,7 +86,7 @@ class Pursuit:
 
     @property
     def rank(self) -> int:
-        """Rank of L."""
+        """The rank of the low-rank part L."""
         return int((self.singular_values > 0).sum())
 
 

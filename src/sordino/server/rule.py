@@ -23,7 +23,7 @@ log = logging.getLogger("sordino.server")
 
 
 def weighted(updates: Tensor | Added, weights: Array) -> Tensor:
-    """Σ w_i Δ_i."""
+    """The weighted sum of the updates, Σ w_i Δ_i."""
     if not isinstance(updates, Tensor):
         return updates.combined(weights)
     return torch.as_tensor(weights, dtype=updates.dtype, device=updates.device) @ updates

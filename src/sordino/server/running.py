@@ -51,7 +51,9 @@ class Running:
     @classmethod
     def of(cls, rule: Aggregate, facts: Facts, dimension: int) -> Running | None:
         """A sum for this rule, or None where the rule needs its matrix or nothing bounds a row in advance."""
-        if rule.weights is None or not np.isfinite(reach(facts, dimension)[0]).all():
+        if rule.weights is None or rule.needs or rule.receive is not None:  # it looks at more than a sum of updates
+            return None
+        if not np.isfinite(reach(facts, dimension)[0]).all():
             return None
         return cls(facts, rule.weights(facts), dimension)
 

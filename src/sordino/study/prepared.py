@@ -42,7 +42,7 @@ class Run:
 
     @property
     def model(self) -> nn.Module:
-        """The trained module."""
+        """The trained model: the module that the run started from, with the weights that it ended with."""
         if self.template is None:
             raise BadInput("this run was saved with a model of your own: build it and load run.weights into it")
         engine = gradients.build(self.template, self.result["study"]["loss"], kind="exact")

@@ -71,7 +71,7 @@ class Maker(Protocol[Job]):
         """The job's run, ready to train."""
 
     def alone(self, job: Job, ready: Prepared, tell: Callback) -> Run:
-        """Train one run."""
+        """Train one run by itself, from where it was stopped if it was."""
 
     def together(self, jobs: Sequence[Job], runs: Sequence[Prepared], tell: Callback) -> Sequence[Run | SordinoError]:
         """Train several runs in one stack; where one ends without a result stands why."""

@@ -195,7 +195,7 @@ class Segments:
 
     @property
     def rows(self) -> int:
-        """Number of rows."""
+        """How many rows, that is clients' turns, the batch holds."""
         return len(self.bounds) - 1
 
     @property

@@ -23,7 +23,7 @@ class Declared:
 
     @property
     def task(self) -> str:
-        """``classification`` or ``regression``."""
+        """What is learnt from the records: ``classification`` or ``regression``."""
         return "regression" if self.classes is None else "classification"
 
 
