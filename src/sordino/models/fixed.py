@@ -8,8 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from sordino.models.isolation import isolated
+from sordino.models.scatter import RecordNorm, Scatter
 
-BATCH = 8192
+BATCH, BYTES = 8192, 1 << 26
+"""Records that go through the fixed modules at a time, and the most memory that their output may take."""
 
 
 @isolated
@@ -43,7 +45,7 @@ class Standardise(nn.Module):
         return (x - self.mean) / self.deviation
 
 
-WORTH = (FixedFeatures, Standardise)
+WORTH = (FixedFeatures, Standardise, Scatter, RecordNorm)
 PURE = (nn.Flatten, *WORTH)
 """Modules that give the same for a record whenever they are asked, one record at a time, and train nothing."""
 
@@ -66,4 +68,9 @@ def apply_fixed(fixed: nn.Module, x: Tensor) -> Tensor:
     """The fixed modules' output for all records, some at a time, on the device of x."""
     fixed = fixed.to(x.device)
     with torch.no_grad():
-        return torch.cat([fixed(some) for some in x.split(BATCH)])
+        one: Tensor = fixed(x[:1])
+        found = one.new_empty(len(x), *one.shape[1:])
+        size = max(1, min(BATCH, BYTES // max(1, one.nbytes)))
+        for some, out in zip(x.split(size), found.split(size)):
+            out.copy_(fixed(some))
+    return found

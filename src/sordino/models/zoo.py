@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from sordino.errors import BadInput
 from sordino.models.fixed import FixedFeatures, Standardise
 from sordino.models.isolation import isolated
+from sordino.models.scatter import scatter_cnn, scatter_linear
 
 Shape = tuple[int, ...]
 Factory = Callable[..., nn.Module]
@@ -220,7 +221,7 @@ def mobilenetv2_gn(shape: Shape, classes: int | None) -> nn.Module:
 
 _FACTORIES: tuple[Factory, ...] = (
     linear, logistic, mlp, cnn_small, random_features, robust_hdp_cnn, tramer_mnist, tramer_cifar, fedavg_cnn,
-    resnet18_gn, mobilenetv2_gn,
+    resnet18_gn, mobilenetv2_gn, scatter_linear, scatter_cnn,
 )  # fmt: skip
 _ZOO = {factory.__name__.replace("_", "-"): factory for factory in _FACTORIES}
 
