@@ -8,7 +8,7 @@ import pytest
 
 from sordino.engine.federation.limits import Policy
 from sordino.errors import BadInput
-from sordino.study.deploy import features
+from sordino.study.deploy import declared_records
 from sordino.study.file import make_study
 from sordino.study.site_file import read_site
 
@@ -97,7 +97,7 @@ def test_a_study_and_a_site_compare_their_schemas(write):
     """The study's own schema gives the shape, and the same hash as a site's only if the columns mean the same."""
     schema = {"target": "sick", "classes": ["no", "yes"], "numeric": {"age": [0, 100], "weight": [0, 200]}}
     table = {"data": {"schema": schema}, "deployment": {"sites": ["north"]}}
-    shape, classes, same = features(make_study(table))
+    shape, classes, same = declared_records(make_study(table))
     with read_site(write()).open() as site:
         assert (shape, classes, same) == ((2,), 2, site.declared.schema)
     other = read_site(write("age = [0, 100]", "age = [0, 120]"))

@@ -14,9 +14,11 @@ from functools import cached_property
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
+from sordino import models
 from sordino.privacy.generators import Batches, Turn
+from sordino.privacy.threads import one_thread
 
 WIDTHS = 16
 
@@ -40,6 +42,17 @@ class Records:
         if self.touched is not None:
             self.touched(len(where))
         return x, y, valid
+
+
+def seen_alone(fixed: nn.Module, records: Records) -> Records:
+    """Records as the first trained layer sees them: each by itself through the fixed modules before it, bit for bit.
+
+    One on which they raise an error becomes a null row: it contributes zero, and nobody can tell (R8, R10).
+    """
+    with one_thread():
+        x, fine = models.one_by_one(fixed, records.x)
+    valid = fine if records.valid is None else fine & records.valid
+    return Records(x, records.y, None if bool(valid.all()) else valid)
 
 
 @dataclass(frozen=True)

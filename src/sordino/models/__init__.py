@@ -1,6 +1,7 @@
 """The models room: networks by name, and what makes any network fit for record-level privacy. Opens no other room."""
 
-from sordino.models.fixed import apply_fixed, split_fixed
+from sordino.models.features import check_features, extractor
+from sordino.models.fixed import Features, apply_fixed, digest, one_by_one, split_fixed
 from sordino.models.isolation import (
     check,
     isolated,
@@ -12,12 +13,17 @@ from sordino.models.isolation import (
 from sordino.models.zoo import build, check_spec, names
 
 __all__ = [
+    "Features",
     "apply_fixed",
     "build",
     "check",
+    "check_features",
     "check_spec",
+    "digest",
+    "extractor",
     "isolated",
     "names",
+    "one_by_one",
     "private_ready",
     "refuse_batch_statistics",
     "refuse_tied_weights",

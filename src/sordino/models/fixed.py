@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import OrderedDict
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from sordino.models.isolation import isolated
+from sordino.models.isolation import OneByOne, isolated
 from sordino.models.scatter import RecordNorm, Scatter
 
 BATCH, BYTES = 8192, 1 << 26
@@ -45,7 +47,26 @@ class Standardise(nn.Module):
         return (x - self.mean) / self.deviation
 
 
-WORTH = (FixedFeatures, Standardise, Scatter, RecordNorm)
+@isolated
+class Features(nn.Sequential):
+    """The fixed map that ``features`` names, before any model: ``[n, *records]`` to ``[n, *shape]``.
+
+    Attributes
+    ----------
+    name, options: what it was asked for by.
+    shape: of one record's features.
+    """
+
+    def __init__(self, name: str, options: dict[str, Any], shape: tuple[int, ...], *maps: nn.Module) -> None:
+        super().__init__(*maps)
+        self.name, self.options, self.shape = name, options, shape
+
+    def describe(self) -> dict[str, Any]:
+        """What a result says about the map: its name and options, the features' shape, a hash of all it holds."""
+        return {"name": self.name, "options": self.options, "shape": list(self.shape), "sha256": digest(self)}
+
+
+WORTH = (FixedFeatures, Standardise, Scatter, RecordNorm, OneByOne, Features)
 PURE = (nn.Flatten, *WORTH)
 """Modules that give the same for a record whenever they are asked, one record at a time, and train nothing."""
 
@@ -62,6 +83,33 @@ def split_fixed(model: nn.Module) -> tuple[nn.Module | None, nn.Module]:
     if count == len(parts) or not any(type(module) in WORTH for _, module in parts[:count]):
         return None, model
     return nn.Sequential(OrderedDict(parts[:count])), nn.Sequential(OrderedDict(parts[count:]))
+
+
+def digest(model: nn.Module) -> str:
+    """A SHA-256 hash of what a model holds and does not train: its buffers, and parameters without gradients."""
+    held = hashlib.sha256()
+    frozen = [(name, one) for name, one in model.named_parameters() if not one.requires_grad]
+    for name, one in [*model.named_buffers(), *frozen]:
+        held.update(f"{name} {one.dtype} {tuple(one.shape)};".encode())
+        held.update(one.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().tobytes())
+    return held.hexdigest()
+
+
+def one_by_one(fixed: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The fixed modules' output for records that go through them one at a time, and for which of them it is one.
+
+    A record's features are a function of that record alone, bit for bit, where the caller computes on one thread. A
+    record that raises an error has features 0 and is none of those.
+    """
+    with torch.no_grad():
+        one: Tensor = fixed(torch.zeros_like(x[:1]))
+        found, valid = one.new_zeros(len(x), *one.shape[1:]), torch.ones(len(x), dtype=torch.bool)
+        for k, record in enumerate(x):
+            try:
+                found[k] = fixed(record.clone()[None])[0]
+            except Exception:  # it contributes nothing, and nobody can tell
+                valid[k] = False
+    return found, valid
 
 
 def apply_fixed(fixed: nn.Module, x: Tensor) -> Tensor:

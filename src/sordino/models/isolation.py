@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Iterator
 from typing import TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
@@ -41,11 +42,46 @@ def isolated(kind: Module) -> Module:
     return kind
 
 
+@isolated
+class OneByOne(nn.Module):
+    """Any module, given one record at a time, always in evaluation mode and never trained.
+
+    Records cannot see each other whatever the module does with its batch, and what it writes into its buffers is gone
+    before the next record. So it may hold modules that are not listed here, batch normalisation included: in evaluation
+    mode that is a fixed map.
+    """
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner.eval().requires_grad_(False)
+
+    def train(self, mode: bool = True) -> OneByOne:
+        """Leaves the module in evaluation mode."""
+        return super().train(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The module's output for every record."""
+        return torch.cat([self._alone(record.clone()[None]) for record in x])
+
+    def _alone(self, record: Tensor) -> Tensor:
+        held = {name: one.clone() for name, one in self.inner.named_buffers()}
+        found: Tensor = torch.func.functional_call(self.inner, held, (record,))
+        return found
+
+
+def _open_modules(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """The modules with their names that may see a batch: not what is found inside a :class:`OneByOne` only."""
+    yield name, module
+    if type(module) is not OneByOne:
+        for key, child in module.named_children():
+            yield from _open_modules(child, f"{name}.{key}" if name else key)
+
+
 def why_not_isolated(model: nn.Module) -> str | None:
     """The first module that is not known to treat records one by one, in words; None where all are."""
-    for name, module in model.named_modules():
+    for name, module in _open_modules(model):
         kind, where = type(module), f"layer '{name}'" if name else "the model"
-        if kind is nn.Flatten:
+        if isinstance(module, nn.Flatten) and kind is nn.Flatten:
             if module.start_dim < 1:
                 return f"{where} flattens the records of a batch into one"
         elif kind is nn.Unflatten:
@@ -90,7 +126,7 @@ def check(model: nn.Module, shape: tuple[int, ...], classes: int | None, dtype: 
 def refuse_batch_statistics(model: nn.Module) -> None:
     """Raise for the first layer whose output for one record depends on other records, past or present."""
     remedy = "replace it with sd.models.private_ready(model)"
-    for name, module in model.named_modules():
+    for name, module in _open_modules(model):
         if isinstance(module, _BatchNorm):
             raise BadInput(
                 f"layer '{name}' is {type(module).__name__}: it mixes the records of a batch, so no record's influence "

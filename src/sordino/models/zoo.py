@@ -10,6 +10,7 @@ import difflib
 import importlib
 import inspect
 import math
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from sordino.errors import BadInput
+from sordino.models.features import Spec, check_features, make_features
 from sordino.models.fixed import FixedFeatures, Standardise
 from sordino.models.isolation import isolated
 from sordino.models.scatter import scatter_cnn, scatter_linear
@@ -232,7 +234,12 @@ def names() -> list[str]:
 
 
 def build(
-    spec: str | nn.Module, shape: tuple[int, ...], classes: int | None, seed: int = 0, **options: Any
+    spec: str | nn.Module,
+    shape: tuple[int, ...],
+    classes: int | None,
+    seed: int = 0,
+    features: Spec | None = None,
+    **options: Any,
 ) -> nn.Module:
     """Build a network for records of one shape.
 
@@ -248,33 +255,37 @@ def build(
     seed
         Seed of the first weights. They are the same whatever the state of the global generator, which is left
         as it was found.
+    features
+        A fixed map to put before the network (:mod:`features`), which is then built for records of the shape that the
+        map gives.
     **options
         Passed to the factory, such as ``hidden=512`` for ``random-features``.
     """
-    if isinstance(spec, nn.Module):
-        if options:
-            raise BadInput(f"model options {sorted(options)} were given together with a ready module; drop them")
-        return spec
+    if isinstance(spec, nn.Module) and options:
+        raise BadInput(f"model options {sorted(options)} were given together with a ready module; drop them")
     sizes = tuple(int(size) for size in shape)
     if not sizes or min(sizes) < 1:
         raise BadInput(f"record shape {shape} has an empty axis; give (features,) or (channels, height, width)")
     if classes is not None and classes < 2:
         raise BadInput(f"classes = {classes}: a classifier needs at least 2 labels; use classes=None for regression")
-    factory = check_spec(spec, options)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = factory(sizes, classes, **options)
+        before = None if features is None else make_features(features, sizes)
+        inner = sizes if before is None else before.shape
+        model = spec if isinstance(spec, nn.Module) else check_spec(spec, options)(inner, classes, **options)
     if not isinstance(model, nn.Module):
         raise BadInput(f"model '{spec}' returned a {type(model).__name__}; a factory must return a torch.nn.Module")
-    return model
+    return model if before is None else nn.Sequential(OrderedDict(features=before, model=model))
 
 
 def check_spec(spec: str, options: dict[str, Any]) -> Factory:
     """The factory of that name; refuses a name that is not known and options that the model does not have."""
     factory = _factory(spec)
+    if "features" in options:
+        check_features(options["features"])
     accepted = inspect.signature(factory).parameters
     own = list(accepted)[2:]
-    unknown = sorted(set(options) - set(own))
+    unknown = sorted(set(options) - {*own, "features"})
     if unknown and not any(parameter.kind is parameter.VAR_KEYWORD for parameter in accepted.values()):
         known = ", ".join(own) or "none"
         raise BadInput(f"model '{spec}' has no option {', '.join(unknown)}; its options: {known}")

@@ -23,6 +23,7 @@ from sordino.errors import BadInput
 from sordino.methods import Plan, Population, Training
 from sordino.privacy.types import Adjacency, Budget, check_promised
 from sordino.server.facts import Layout
+from sordino.study.features import described
 from sordino.study.file import Study
 from sordino.study.result import to_json
 
@@ -81,12 +82,13 @@ class Served:
 
     def about(self, facts: Facts, plan: Plan) -> dict[str, Any]:
         """What study.json and result.json say about the study."""
-        features = {key: self.brief[key] for key in ("shape", "classes", "parameters")}
+        model = {"name": self.brief["model"]["name"], "options": self.study.model.options}
+        also = ("shape", "classes", "parameters", "features")
         about = {
             "data": {"name": self.study.study.name, "sites": list(facts), "schema": self.brief["schema"]},
             "budgets": [c.budget.epsilon for c in plan.clients],
             "sizes": [c.records for c in plan.clients],
-            "model": {**self.brief["model"], **features},
+            "model": {**model, **{key: self.brief[key] for key in also if key in self.brief}},
             "loss": self.loss,
             "method": {"name": plan.method.name, **plan.method.describe()},
             "training": dataclasses.asdict(plan.training),
@@ -101,9 +103,10 @@ def prepare(study: Study, run: str) -> Served:
     if len(set(where.sites)) != len(where.sites) or not where.sites:
         raise BadInput('deployment.sites lists the sites by name, each once: sites = ["north", "south"]')
     check_promised(Adjacency.parse(study.budgets.adjacency))
-    shape, classes, schema = features(study)
+    shape, classes, schema = declared_records(study)
     study.chosen_method()  # refuses what is unknown, before anything is sent
-    template = models.build(study.model.name, shape, classes, study.study.seed, **study.model.options)
+    options = study.model.all_options()
+    template = models.build(study.model.name, shape, classes, study.study.seed, **options)
     models.check(template, shape, classes)
     engine = gradients.build(template, "cross-entropy" if classes is not None else "half-squared-error")
     layout = tuple((name, tuple(size), offset) for name, size, offset in engine.layout)
@@ -113,18 +116,19 @@ def prepare(study: Study, run: str) -> Served:
         "seed": study.study.seed,
         "rounds": study.study.rounds,
         "method": {"name": study.method.name, **study.method.model_dump(exclude={"name"}, exclude_none=True)},
-        "model": {"name": study.model.name, "options": study.model.options},
+        "model": {"name": study.model.name, "options": options},
         "parameters": engine.dimension,
         "layout": [[name, list(size), offset] for name, size, offset in layout],
         "shape": list(shape),
         "classes": classes,
         "schema": schema,
         "adjacency": study.budgets.adjacency,
+        **({"features": described(template)} if "features" in options else {}),
     }
     return Served(study, template, engine.flatten(template), layout, brief)
 
 
-def features(study: Study) -> tuple[tuple[int, ...], int | None, str | None]:
+def declared_records(study: Study) -> tuple[tuple[int, ...], int | None, str | None]:
     """Shape of a record, number of classes (None: regression), and the schema's hash if the study has one."""
     where, raw = study.deployment, study.data.table_schema
     schema = None if raw is None else parse_schema(raw)

@@ -52,7 +52,7 @@ class Study(Section):
         terms = self.terms()
         if terms is not None and names is not None:
             warn_of(names, terms.of(names, files)[0])
-        models.check_spec(self.model.name, self.model.options)
+        models.check_spec(self.model.name, self.model.all_options())
         self.arguments()
 
     def _check_methods(self, names: Sequence[str] | None) -> None:
@@ -126,7 +126,7 @@ class Study(Section):
         """Keywords for ``sd.train`` and ``sd.plan``, beside the clients and the method."""
         return {
             "model": self.model.name,
-            "model_options": self.model.options,
+            "model_options": self.model.all_options(),
             "rounds": self.study.rounds,
             "seed": self.study.seed,
             **self.training.model_dump(exclude_none=True),

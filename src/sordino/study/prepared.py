@@ -10,9 +10,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from torch import Tensor, nn
 
+from sordino import models
 from sordino.client import gradients
 from sordino.data import Federation
 from sordino.engine.mapped import pages_of
@@ -100,12 +100,8 @@ class Prepared:
     @cached_property
     def kinship(self) -> tuple[str, ...]:
         """What runs of one stack have in common: the network with all it holds fixed, a record's shape, the loss."""
-        held = hashlib.sha256()
-        frozen = [(name, one) for name, one in self.template.named_parameters() if not one.requires_grad]
-        for name, one in [*self.template.named_buffers(), *frozen]:
-            held.update(name.encode() + np.ascontiguousarray(one.detach().cpu().numpy()).tobytes())
         told = [self.study[key] for key in ("model", "loss", "precision")]
-        return json.dumps(told), self.rules["model"], held.hexdigest()
+        return json.dumps(told), self.rules["model"], models.digest(self.template)
 
     @property
     def stackable(self) -> bool:

@@ -21,7 +21,9 @@ from sordino.engine.mapped import pages_of
 from sordino.engine.sharded import Shard
 from sordino.errors import BadInput
 from sordino.methods import Method, Population, Training
+from sordino.models.features import Spec
 from sordino.privacy.types import Budget
+from sordino.study.features import described, with_features
 from sordino.study.folder import Folder, Keeper, Planned, planned
 from sordino.study.prepared import Prepared, Run
 from sordino.study.result import load_run, to_json
@@ -35,9 +37,12 @@ def load(path: str | os.PathLike[str]) -> Run:
     about = result["study"]["model"]
     template = None
     if about["name"] in models.names() or ":" in about["name"]:
-        template = models.build(
-            about["name"], tuple(about["shape"]), about["classes"], result["seed"], **about["options"]
-        )
+        options, features = about["options"], about.get("features")
+        if features is not None:
+            options = {**options, "features": {"name": features["name"], **features["options"]}}
+        template = models.build(about["name"], tuple(about["shape"]), about["classes"], result["seed"], **options)
+        if features is not None and described(template)["sha256"] != features["sha256"]:
+            raise BadInput(f"features '{features['name']}' are not what this run was trained with: their hash differs")
     return Run(result, weights, template)
 
 
@@ -81,10 +86,11 @@ def prepare(
         "sizes": clients.sizes.tolist(),
         "model": {
             "name": model if isinstance(model, str) else type(model).__name__,
-            "options": options,
+            "options": {key: value for key, value in options.items() if key != "features"},
             "shape": list(clients.shape),
             "classes": clients.classes,
             "parameters": engine.dimension,
+            **({"features": described(template)} if "features" in options else {}),
         },
         "loss": loss,
         "method": {"name": chosen.name, **chosen.describe()},
@@ -113,10 +119,12 @@ def plan(
     seed: int = 0,
     *,
     model_options: dict[str, Any] | None = None,
+    features: Spec | None = None,
     **training: Any,
 ) -> PlanView:
     """What ``train`` with these arguments would do: noise per client, schedule, cost, warnings. No training."""
-    ready = prepare(clients, model, method, seed, model_options, {"rounds": rounds, **training})
+    options = with_features(model_options, features)
+    ready = prepare(clients, model, method, seed, options, {"rounds": rounds, **training})
     return PlanView(ready.plan, ready.engine.dimension, ready.engine.describe(), seed)
 
 
@@ -133,6 +141,7 @@ def train(
     device: str = "cpu",
     callbacks: Sequence[Callback] = (),
     model_options: dict[str, Any] | None = None,
+    features: Spec | None = None,
     name: str | None = None,
     precision: str = "float32",
     **training: Any,
@@ -143,6 +152,8 @@ def train(
     ----------
     clients: a federation with budgets: ``sd.data.load(…).partition(…).with_budgets(…)``.
     model: a name, ``"module:factory"``, or an ``nn.Module``.
+    features: a fixed map to put before the model, applied once: ``"scatter"``, ``{"name": "binned", "bins": 16}``,
+        ``"module:factory"``.
     method: a registered name, or ``sd.Method(…)``.
     out: a run folder (result.json, ledger, checkpoint, log); ``resume=True`` goes on where it stopped.
     ledger: a ledger file that is cumulative over runs; default: a fresh one in the run folder. A run that goes on
@@ -165,7 +176,8 @@ def train(
     if resume and out is None:
         raise BadInput("resume=True needs out=, the folder of the run to go on with")
     before = planned(Path(out)) if out is not None and resume else None
-    ready = prepare(clients, model, method, seed, model_options, {"rounds": rounds, **training}, before, precision)
+    options = with_features(model_options, features)
+    ready = prepare(clients, model, method, seed, options, {"rounds": rounds, **training}, before, precision)
     if shard is not None and kept and ready.plan.method.local.state:
         raise BadInput(
             f"{ready.plan.method.name!r} keeps state at clients, which a checkpoint of one process of several lacks"

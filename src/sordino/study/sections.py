@@ -176,15 +176,20 @@ class BudgetKeys(Section):
         return BudgetTerms(spec, self.delta, seed, self.adjacency, tuple(self.public), self.order, bounds)
 
 
+Exchanged = str | dict[str, Any] | None
+"""A part of a method to exchange: its name, or a table with the name and its options."""
+
+
 class ModelKeys(Section):
-    """``[model]``: a name or ``module:factory``, and its options."""
+    """``[model]``: a name or ``module:factory``, its options, and a fixed map to put before it."""
 
     name: str = "cnn-small"
     options: dict[str, Any] = {}
+    features: Exchanged = None
 
-
-Exchanged = str | dict[str, Any] | None
-"""A part of a method to exchange: its name, or a table with the name and its options."""
+    def all_options(self) -> dict[str, Any]:
+        """What ``models.build`` takes beside the name: the options, and the features where there are some."""
+        return {**self.options, **({} if self.features is None else {"features": self.features})}
 
 
 class MethodKeys(Section):

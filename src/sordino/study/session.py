@@ -16,7 +16,7 @@ import torch
 from sordino import methods, models
 from sordino.client import gradients
 from sordino.client.gradients.losses import loss_by_name
-from sordino.client.rows import Records
+from sordino.client.rows import Records, seen_alone
 from sordino.client.turn import Work
 from sordino.data import Federation
 from sordino.engine.checkpoint import Checkpoint
@@ -265,7 +265,11 @@ def make_setup(
 
     def after_fixed(found: Records) -> Records:
         """Records as the first trained layer sees them."""
-        return found if ready.fixed is None else replace(found, x=models.apply_fixed(ready.fixed, found.x))
+        if ready.fixed is None:
+            return found
+        if plan.training.exact_noise:
+            return seen_alone(ready.fixed, found)
+        return replace(found, x=models.apply_fixed(ready.fixed, found.x))
 
     if records is None:
         records = after_fixed(make_records(clients.x, clients.y, clients.valid, device))

@@ -13,6 +13,7 @@ from sordino.data import Federation
 from sordino.engine.debug import Trace
 from sordino.engine.debug import trace as look
 from sordino.methods import Method
+from sordino.study.features import with_features
 from sordino.study.folder import planned, read_state
 from sordino.study.run import prepare
 from sordino.study.session import Session
@@ -34,7 +35,7 @@ def trace(
     ----------
     client, step: whose turn, and which of its local steps (from 0).
     out: the folder of a run that was interrupted: its next round is looked at. Default: the first round of a new run.
-    settings: rounds, seed, model_options and the keys of ``Training``, as ``train`` takes them.
+    settings: rounds, seed, model_options, features and the keys of ``Training``, as ``train`` takes them.
 
     Guarantees
     ----------
@@ -43,6 +44,7 @@ def trace(
     """
     before = planned(Path(out)) if out is not None else None
     seed, options = settings.pop("seed", 0), settings.pop("model_options", None)
+    options = with_features(options, settings.pop("features", None))
     ready = prepare(clients, model, method, seed, options, settings, before)
     cpu = torch.device("cpu")
     session = Session(ready, None, "debug", cpu, None if out is None else read_state(Path(out), cpu)[0])

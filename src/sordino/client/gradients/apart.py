@@ -203,7 +203,7 @@ def _maker(name: str, module: nn.Module, own: dict[str, Slot], trained: bool) ->
         return lambda flat: _Convolution(name, Geometry.of(module), own, flat)
     if type(module) is nn.Linear and whole:
         return lambda flat: _Product(name, own, flat)
-    if own or any(True for _ in module.parameters()):
+    if own or (type(module) not in PURE and any(True for _ in module.parameters())):
         return None
     stage: Stage[Space] | None = plain_stage(name, module)
     if stage is None and not trained and type(module) in PURE:

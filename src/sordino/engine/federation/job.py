@@ -9,17 +9,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+from torch import Tensor, nn
+
 from sordino import models
 from sordino.client import gradients
 from sordino.client.gradients.losses import loss_by_name
 from sordino.client.turn import Work
 from sordino.engine.federation import wire
 from sordino.engine.federation.limits import Declared, Policy, Refused
-from sordino.engine.federation.policy import check_layout, check_size, check_study, check_terms
+from sordino.engine.federation.policy import check_features, check_layout, check_size, check_study, check_terms
 from sordino.methods import Method, get
 from sordino.methods.plan import ClientPlan
 from sordino.privacy.gate import Terms
 from sordino.privacy.types import Budget
+
+KEPT = 1 << 31
+"""The most memory for the features of a site's records, in bytes."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +37,8 @@ class Job:
     work: Work
     plan: ClientPlan
     rounds: int
+    fixed: nn.Module | None = None
+    """What the model does to a record before its first trained layer, where ``work`` takes that as done."""
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -53,8 +61,12 @@ def canonical(brief: Any) -> str:
     return json.dumps(brief, sort_keys=True)
 
 
-def understand(text: str, policy: Policy, declared: Declared, budget: Budget) -> tuple[Method, Work]:
-    """Method, model and gradient engine of a study, built from what is installed here; refused by public parameters."""
+def understand(text: str, policy: Policy, declared: Declared, budget: Budget) -> tuple[Method, Work, nn.Module | None]:
+    """Method, model and gradient engine of a study, built from what is installed here; refused by public parameters.
+
+    The last is the model's fixed part, where the features of all records fit memory: they are computed once then, and
+    else at every step.
+    """
     brief = json.loads(text)
     parts = dict(brief["method"])
     method = get(str(parts.pop("name")), parts, policy.modules)
@@ -63,14 +75,25 @@ def understand(text: str, policy: Policy, declared: Declared, budget: Budget) ->
     check_size(policy, about["name"], declared, about["options"])
     template = models.build(about["name"], declared.shape, declared.classes, int(brief["seed"]), **about["options"])
     loss = "cross-entropy" if declared.classes is not None else "half-squared-error"
-    engine = gradients.build(template, loss)
+    check_features(brief, template)
+    fixed, trained = models.split_fixed(template)
+    if fixed is not None and declared.records * _size(fixed, declared) > KEPT:
+        fixed, trained = None, template
+    engine = gradients.build(trained, loss)
     if engine.dimension > policy.parameters:
         raise Refused(f"a model of {engine.dimension} parameters is too large here: at most {policy.parameters}")
     check_layout(brief, [[name, list(shape), offset] for name, shape, offset in engine.layout])
     also = tuple(one.question for one in method.ask if one.batch == "step")
-    alone = gradients.Alone(template, loss_by_name(loss))
-    alone.check(declared.shape, declared.classes)
-    return method, Work(engine, method.clip, method.local, also, alone=alone)
+    gradients.Alone(template, loss_by_name(loss)).check(declared.shape, declared.classes)
+    alone = gradients.Alone(trained, loss_by_name(loss))
+    return method, Work(engine, method.clip, method.local, also, alone=alone), fixed
+
+
+def _size(fixed: nn.Module, declared: Declared) -> int:
+    """Bytes of one record's features."""
+    with torch.no_grad():
+        found: Tensor = fixed(torch.zeros(1, *declared.shape))
+    return found.nbytes
 
 
 def accept(

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
 from sordino import models
 from sordino.client.ask import Question
@@ -34,6 +35,8 @@ def check_study(policy: Policy, brief: Mapping[str, Any], method: Method, declar
     known = policy.models if policy.models is not None else tuple(models.names())
     if model not in known:
         raise Refused(f"model {model!r} is not allowed here: this site allows {', '.join(known)}")
+    if "features" in brief["model"]["options"]:
+        models.check_features(brief["model"]["options"]["features"], policy.modules)
     if int(brief["parameters"]) > policy.parameters:
         raise Refused(f"a model of {brief['parameters']} parameters is too large here: at most {policy.parameters}")
     if int(brief["rounds"]) > policy.rounds:
@@ -102,6 +105,18 @@ def check_layout(brief: Mapping[str, Any], layout: list[Any]) -> None:
         raise Refused(
             f"model {brief['model']['name']!r} has other tensors here than at the server: install the same version of "
             "sordino (or of the module it comes from) on both sides"
+        )
+
+
+def check_features(brief: Mapping[str, Any], template: nn.Module) -> None:
+    """Refuse features that hold other numbers here than at the server: the model would be trained on other records."""
+    if "features" not in brief["model"]["options"]:
+        return
+    told = template.get_submodule("features")
+    if brief["features"]["sha256"] != models.digest(told):
+        raise Refused(
+            f"features {brief['features']['name']!r} hold other numbers here than at the server: install the same "
+            "version of sordino (or of the module and the weights they come from) on both sides"
         )
 
 

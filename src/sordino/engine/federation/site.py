@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from sordino.client.rows import Records, Rows
+from sordino.client.rows import Records, Rows, seen_alone
 from sordino.client.turn import answer, take_turn
 from sordino.engine.devices import threads_for_step
 from sordino.engine.federation import wire
@@ -84,6 +84,7 @@ class Site:
         ledger.open_account(self.account, budget, composition=purse.composition)
         if source is not None:
             ledger.mark_not_private(self.account, "a generator was injected at the site: a test, not a deployment")
+        self._seen: tuple[nn.Module, Records] | None = None
         self._understood = lru_cache(maxsize=4)(lambda text: understand(text, self.policy, self.declared, self.budget))
 
     def handle(self, data: bytes) -> bytes:
@@ -208,7 +209,7 @@ class Site:
         try:  # from here on records are read, and what goes wrong is nobody's business
             batches = self.source.batches(turn, terms.what, terms.sampling, self.declared.records, terms.count)
             with threads_for_step(job.work.engine.dimension, terms.divisor):
-                reply = pack(work(Rows([turn], [batches], self.records), permit, gate))
+                reply = pack(work(Rows([turn], [batches], self._records_for(job)), permit, gate))
         except Exception:
             log.exception("%s failed after it was charged; the server is told 'unavailable'", key)
             return wire.unavailable()
@@ -217,6 +218,14 @@ class Site:
             self.ledger.forget(self.account, job.run, keep=RESENDABLE)
         log.info("%s: released", key)
         return reply
+
+    def _records_for(self, job: Job) -> Records:
+        """The records as the run's first trained layer sees them: each mapped by itself, once for all turns."""
+        if job.fixed is None:
+            return self.records
+        if self._seen is None or self._seen[0] is not job.fixed:
+            self._seen = job.fixed, seen_alone(job.fixed, self.records)
+        return self._seen[1]
 
     def _count(self, job: Job, what: str) -> None:
         """Refuse a turn beyond the most that a run may have here, of any length; note it where nothing is charged."""
@@ -267,9 +276,9 @@ class Site:
     def _job(self, packet: Packet) -> tuple[Job, int]:
         """The run behind a request, checked against the policy and declared in the ledger; turns it can pay."""
         brief, offer = packet.facts["brief"], packet.facts["offer"]
-        method, work = self._understood(canonical(brief))
+        method, work, fixed = self._understood(canonical(brief))
         plan = accept(self.name, offer, method, self.policy, self.declared, self.offered)
-        job = Job(safe(str(brief["run"])), method, work, plan, int(brief["rounds"]))
+        job = Job(safe(str(brief["run"])), method, work, plan, int(brief["rounds"]), fixed)
         if not method.private:
             self.ledger.mark_not_private(self.account, f"run {job.run} used {method.name}, which adds no noise")
             return job, plan.turns
