@@ -171,7 +171,7 @@ def run(
             resume=resume,
             device=read.study.device,
             name=read.study.name,
-            callbacks=[live.watch(method.name, read.study.seed, read.study.rounds), tracked],
+            callbacks=[live.watch(method.name, read.study.seed, read.planned_rounds), tracked],
             **read.arguments(),
         )
         tracked.finish(done.result)

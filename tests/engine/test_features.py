@@ -66,7 +66,7 @@ def cancer():
     [
         ("random", [128]),
         ("polynomial", [495]),
-        ("binned", [480]),
+        ("binned", [120]),
         ({"name": "binned", "bins": 4, "soft": False}, [120]),
     ],
     ids=str,

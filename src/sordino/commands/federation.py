@@ -88,7 +88,7 @@ def serve(
     folder = out or Path("runs") / read.study.name
 
     def watch(record: dict[str, Any]) -> None:
-        err_console.print(line_of(record, read.study.rounds), highlight=False, markup=False)
+        err_console.print(line_of(record, read.planned_rounds), highlight=False, markup=False)
 
     with Page(folder, page, err_console):
         err_console.print(f"serving {read.study.name} at {host}:{port}; sites: {', '.join(read.deployment.sites)}")

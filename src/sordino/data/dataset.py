@@ -20,6 +20,9 @@ from sordino.privacy.types import Adjacency, Budget
 Features = npt.NDArray[np.float32]
 Targets = npt.NDArray[np.int64] | npt.NDArray[np.float32]
 
+Ranged = tuple[int, float, float]
+"""How many numbers, counted from the first, lie in [low, high]."""
+
 OPTIONS: dict[str, frozenset[str]] = {
     "iid": frozenset({"sizes"}),
     "dirichlet": frozenset({"beta"}),
@@ -47,6 +50,8 @@ class Dataset:
         For data that comes with clients: the client of every record and the clients' names.
     sorted_files
         Whether those clients are files in the order of their names.
+    ranged
+        For tables: how many of a record's first numbers have a declared range, and the range they were scaled to.
     """
 
     name: str
@@ -61,6 +66,7 @@ class Dataset:
     names: tuple[str, ...] | None = None
     source: dict[str, Any] = field(default_factory=dict)
     sorted_files: bool = False
+    ranged: Ranged | None = None
 
     def __len__(self) -> int:
         return len(self.x)
@@ -129,7 +135,7 @@ class Dataset:
         described = {"source": plain(self.source | {"name": self.name}), "partition": plain(made)}
         return Federation(
             self.name, self.x, self.y, self.valid, names, train, tests, held, self.task, self.classes,
-            description=described, sorted_files=self.sorted_files and kind == "natural",
+            description=described, sorted_files=self.sorted_files and kind == "natural", ranged=self.ranged,
         )  # fmt: skip
 
     def _without_central(self, share: float, seed: int) -> tuple[Index, tuple[Features, Targets] | None]:
@@ -199,6 +205,8 @@ class Federation:
         How all of this was made, as plain JSON values.
     sorted_files
         Whether the clients are files in the order of their names, which nobody chose.
+    ranged
+        How many of a record's first numbers have a declared range, and which; None for anything but tables.
     """
 
     name: str
@@ -215,6 +223,7 @@ class Federation:
     batch_sizes: tuple[int, ...] | None = None
     description: dict[str, Any] = field(default_factory=dict)
     sorted_files: bool = False
+    ranged: Ranged | None = None
 
     def __len__(self) -> int:
         return len(self.names)

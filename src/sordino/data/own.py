@@ -226,7 +226,9 @@ def _together(
     x, y, valid = np.concatenate(xs), np.concatenate(ys), np.concatenate(valids)
     classes = None if schema.classes is None else len(schema.classes)
     owners = np.repeat(np.arange(len(xs)), [len(x) for x in xs])
-    return Dataset(name, x, y, schema.task, classes, valid, owners=owners, names=tuple(names), source=source)
+    return Dataset(
+        name, x, y, schema.task, classes, valid, owners=owners, names=tuple(names), source=source, ranged=schema.ranged
+    )
 
 
 def draft_schema(path: str | Path) -> str:

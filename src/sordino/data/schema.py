@@ -81,6 +81,12 @@ class Schema:
         return (*self.numeric, *hot)
 
     @property
+    def ranged(self) -> tuple[int, float, float] | None:
+        """How many of the first columns of x are numbers in a declared range, and the range they are scaled to."""
+        low = 0.0 if self.scale == "unit" else -1.0
+        return (len(self.numeric), low, 1.0) if self.features else None
+
+    @property
     def columns(self) -> tuple[str, ...]:
         """The columns of a file that are read at all."""
         return (*self.numeric, *self.categorical, self.target)

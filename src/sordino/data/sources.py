@@ -136,7 +136,9 @@ def _read(source: DataSource, folder: Path) -> Dataset:
                 "it again"
             )
     (x, y), (test_x, test_y) = pairs[0], pairs[1] if len(pairs) > 1 else (None, None)
-    return Dataset(source.name, x, y, "classification", source.classes, np.ones(len(x), dtype=bool), test_x, test_y)
+    ranged = parse_schema(source.schema).ranged if source.schema else None
+    valid = np.ones(len(x), dtype=bool)
+    return Dataset(source.name, x, y, "classification", source.classes, valid, test_x, test_y, ranged=ranged)
 
 
 def least_squares(records: int = 4000, dimension: int = 100, tests: int = 1000, seed: int = 0) -> Dataset:

@@ -1,6 +1,7 @@
 """The methods room: named compositions of client and server parts, and the plan that they imply."""
 
 from sordino.methods.asking import Ask
+from sordino.methods.auto import Learner, settle, wants_auto
 from sordino.methods.calibrate import Calibrate
 from sordino.methods.method import Method
 from sordino.methods.plan import ClientPlan, Plan, adapt, make_plan, noises_of
@@ -11,6 +12,7 @@ __all__ = [
     "Ask",
     "Calibrate",
     "ClientPlan",
+    "Learner",
     "Method",
     "Plan",
     "Population",
@@ -21,4 +23,6 @@ __all__ = [
     "names",
     "noises_of",
     "register",
+    "settle",
+    "wants_auto",
 ]

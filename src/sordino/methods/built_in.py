@@ -17,6 +17,12 @@ from sordino.server import after, estimated, fair, pace, projected, random_effec
 OPEN = {"private": False}
 
 PARTS_OF: dict[str, Callable[[], dict[str, Any]]] = {
+    "auto": lambda: {
+        "clip": clip.automatic(),
+        "aggregate": rules.balanced(),
+        "server": after.recent(),
+        "defaults": {**dict.fromkeys(("rounds", "rate", "lr", "clip", "evaluate"), "auto"), "cooldown": 0.5},
+    },
     "fedavg": lambda: OPEN,
     "dp-fedavg": dict,
     "minimum-epsilon": lambda: {"calibrate": Calibrate(strictest=True)},
@@ -57,6 +63,7 @@ PARTS_OF: dict[str, Callable[[], dict[str, Any]]] = {
 """By method, the parts that are not plain: every client in every round, flat clipping, descent, averaging by size."""
 
 SUMMARIES = {
+    "auto": "Sets itself from public facts: rounds, batches, steps, and weights that balance noise (ours; the default).",
     "fedavg": "Federated averaging without privacy: the ceiling. NOT PRIVATE.",
     "dp-fedavg": "Every client its own noise; updates weighted by size.",
     "minimum-epsilon": "Everyone uses the noise of the strictest client; updates weighted by size.",

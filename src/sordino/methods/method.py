@@ -12,7 +12,9 @@ calibrate   how budgets become noise
 from __future__ import annotations
 
 import types
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from sordino.client.clip import Clip, flat
 from sordino.client.local import Local, sgd
@@ -42,7 +44,7 @@ KINDS: dict[str, type] = {
 class Method:
     """A named composition of parts. ``private=False`` means no clipping, no noise, NOT PRIVATE in every output.
 
-    ``ask`` is a question or a tuple of them; ``calibrate`` may be a name; ``aggregate`` may be a plain function
+    ``defaults`` are the settings of training it asks for where nobody says otherwise. ``ask`` is a question or a tuple of them; ``calibrate`` may be a name; ``aggregate`` may be a plain function
     (updates, facts, memory) → outcome.
     """
 
@@ -56,6 +58,7 @@ class Method:
     calibrate: Calibrate = field(default_factory=Calibrate)
     private: bool = True
     summary: str = ""
+    defaults: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         if isinstance(self.calibrate, str):  # "rdp" for Calibrate("rdp")

@@ -10,6 +10,7 @@ from sordino.models.isolation import (
     refuse_tied_weights,
     why_not_isolated,
 )
+from sordino.models.usual import reach, usual
 from sordino.models.zoo import build, check_spec, names
 
 __all__ = [
@@ -25,8 +26,10 @@ __all__ = [
     "names",
     "one_by_one",
     "private_ready",
+    "reach",
     "refuse_batch_statistics",
     "refuse_tied_weights",
     "split_fixed",
+    "usual",
     "why_not_isolated",
 ]

@@ -20,7 +20,7 @@ from sordino.errors import BadInput
 from sordino.made import imported
 from sordino.models.fixed import Features, FixedFeatures
 from sordino.models.isolation import OneByOne, isolated
-from sordino.models.scatter import scattered
+from sordino.models.scatter import UnitLength, features_of, scattered
 
 Shape = tuple[int, ...]
 Spec = str | Mapping[str, Any]
@@ -42,11 +42,7 @@ def extractor(factory: Own) -> Own:
 
 @isolated
 class Products(nn.Module):
-    """All products of one to ``degree`` of a record's d numbers, divided by the length of the record's products.
-
-    So every record's features have length 1. Numbers and products grow differently with a record, so that its size is
-    still to be seen.
-    """
+    """All products of one to ``degree`` of a record's d numbers."""
 
     def __init__(self, count: int, degree: int) -> None:
         super().__init__()
@@ -69,18 +65,16 @@ class Products(nn.Module):
             for places in others:
                 product = product * x[:, places]
             found.append(product)
-        products = torch.cat(found, 1)
-        lengths: Tensor = products.norm(dim=1, keepdim=True)
-        return products / lengths.clamp(min=1e-6)
+        return torch.cat(found, 1)
 
 
 @isolated
 class Bins(nn.Module):
-    """Every number x in [low, high] as ``bins`` numbers, divided by √d for d numbers, so that the length is at most 1.
+    """Every number x in [low, high] as ``bins`` numbers, which sum to 1, less their mean 1/bins.
 
     Soft: the hat functions max(0, 1 − |x − c_k|/w) around c_k = low + k·w, w = (high − low)/(bins − 1), of which two
-    are not 0 and which sum to 1; a linear head on them is a broken line. Hard: 1 for the bin that x is in, else 0.
-    The first ``columns`` numbers are binned (None: all of them), the others stay as they are.
+    are not 0; a linear head on them is a broken line. Hard: 1 for the bin that x is in, else 0. The first ``columns``
+    numbers are binned, the others (such as the 0 and 1 of categories) stay as they are.
     """
 
     def __init__(self, count: int, columns: int, bins: int, low: float, high: float, soft: bool) -> None:
@@ -101,17 +95,22 @@ class Bins(nn.Module):
             found = (1 - (inside * (self.bins - 1) - places).abs()).clamp(min=0)
         else:
             found = ((inside * self.bins).floor().clamp(max=self.bins - 1) == places).to(x.dtype)
-        return torch.cat([found.flatten(1), x[:, self.columns :]], 1) / math.sqrt(self.count)
+        return torch.cat([found.flatten(1) - 1 / self.bins, x[:, self.columns :]], 1)
 
 
 Made = tuple[list[nn.Module], Shape]
 """The modules of a map, and the shape of one record's features."""
 
 
-def _scatter(shape: Shape, angles: int = 8, groups: int | None = None, unit: bool = True) -> Made:
-    """Normed scattering coefficients of images (:mod:`scatter`)."""
-    scatter, norm = scattered(shape, angles, groups, unit)
-    return [scatter, norm], (scatter.channels, *scatter.sides)
+def _scatter(shape: Shape, angles: int = 6) -> Made:
+    """Normed scattering coefficients of images (:mod:`scatter`), as a map of length 1 with the places of an image."""
+    maps, out = scattered(shape, angles), features_of(shape, angles)
+    return [*maps, nn.Flatten(), UnitLength(), nn.Unflatten(1, out)], out
+
+
+def _unit(shape: Shape) -> Made:
+    """x/‖x‖: a record's numbers divided by their length."""
+    return [nn.Flatten(), UnitLength()], (math.prod(shape),)
 
 
 def _random(shape: Shape, hidden: int = 128) -> Made:
@@ -121,7 +120,7 @@ def _random(shape: Shape, hidden: int = 128) -> Made:
 
 
 def _polynomial(shape: Shape, degree: int = 2) -> Made:
-    """Products of numbers."""
+    """Products of numbers, of length 1; numbers and products grow differently, so that a record's size still shows."""
     _whole("polynomial", "degree", degree, 2, 8)
     count = math.prod(shape)
     size = math.comb(count + degree, degree) - 1
@@ -130,13 +129,13 @@ def _polynomial(shape: Shape, degree: int = 2) -> Made:
             f"features 'polynomial': {count} numbers have {size} products of degree up to {degree}, more than {MOST}: "
             "use a smaller degree, or 'random' or 'binned'"
         )
-    return [nn.Flatten(), Products(count, degree)], (size,)
+    return [nn.Flatten(), Products(count, degree), UnitLength()], (size,)
 
 
 def _binned(
-    shape: Shape, bins: int = 16, soft: bool = True, low: float = 0.0, high: float = 1.0, columns: int | None = None
+    shape: Shape, bins: int = 4, soft: bool = True, low: float = 0.0, high: float = 1.0, columns: int | None = None
 ) -> Made:
-    """Bins over the range that encoded numbers have: [0, 1], or [−1, 1] under ``scale = "signed"``."""
+    """Bins over the range that encoded numbers have, [0, 1], or [−1, 1] under ``scale = "signed"``; of length 1."""
     count = math.prod(shape)
     binned = count if columns is None else columns
     _whole("binned", "columns", binned, 0, count)
@@ -146,7 +145,7 @@ def _binned(
             f"features 'binned': low = {low} and high = {high}: the range of encoded numbers, such as 0 and 1"
         )
     module = Bins(count, binned, bins, float(low), float(high), bool(soft))
-    return [nn.Flatten(), module], (module.size,)
+    return [nn.Flatten(), module, UnitLength()], (module.size,)
 
 
 def _whole(name: str, option: str, value: Any, least: int, most: int) -> None:
@@ -156,6 +155,7 @@ def _whole(name: str, option: str, value: Any, least: int, most: int) -> None:
 
 _BUILT_IN: dict[str, Callable[..., Made]] = {
     "scatter": _scatter,
+    "unit": _unit,
     "random": _random,
     "polynomial": _polynomial,
     "binned": _binned,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sordino.models.isolation import OneByOne, isolated
-from sordino.models.scatter import RecordNorm, Scatter
+from sordino.models.scatter import Bands, Colours, Scatter, UnitLength
 
 BATCH, BYTES = 8192, 1 << 26
 """Records that go through the fixed modules at a time, and the most memory that their output may take."""
@@ -66,7 +66,7 @@ class Features(nn.Sequential):
         return {"name": self.name, "options": self.options, "shape": list(self.shape), "sha256": digest(self)}
 
 
-WORTH = (FixedFeatures, Standardise, Scatter, RecordNorm, OneByOne, Features)
+WORTH = (FixedFeatures, Standardise, Scatter, Colours, Bands, UnitLength, OneByOne, Features)
 PURE = (nn.Flatten, *WORTH)
 """Modules that give the same for a record whenever they are asked, one record at a time, and train nothing."""
 

@@ -33,6 +33,7 @@ STEP = 2**SCALE
 """Every fourth pixel is looked at, and as many are padded on every side."""
 
 SMALLEST = 8
+COLOURS = 3
 MOST_ANGLES = 16
 BYTES = 1 << 22
 """Memory of the largest array of a piece: what is larger falls out of the cache, what is smaller calls too often."""
@@ -84,7 +85,7 @@ class Scatter(nn.Module):
     first: Tensor
     second: Tensor
 
-    def __init__(self, shape: tuple[int, ...], angles: int = 8) -> None:
+    def __init__(self, shape: tuple[int, ...], angles: int = 6) -> None:
         super().__init__()
         if len(shape) != 3 or min(shape[1:]) < SMALLEST:
             raise BadInput(
@@ -92,7 +93,7 @@ class Scatter(nn.Module):
                 f"{tuple(shape)}: use features = 'random', 'polynomial' or 'binned' for other records"
             )
         if type(angles) is not int or not 1 <= angles <= MOST_ANGLES:
-            raise BadInput(f"scattering: angles = {angles!r}: a whole number from 1 to {MOST_ANGLES}, usually 8 or 6")
+            raise BadInput(f"scattering: angles = {angles!r}: a whole number from 1 to {MOST_ANGLES}, usually 6 or 8")
         self.angles = angles
         self.sides: Size = (-(-shape[1] // STEP), -(-shape[2] // STEP))
         self.padded: Size = (STEP * (self.sides[0] + 2), STEP * (self.sides[1] + 2))
@@ -154,66 +155,95 @@ class Scatter(nn.Module):
 
 
 @isolated
-class RecordNorm(nn.Module):
-    """(x − mean)/√(variance + 10⁻⁷) over groups of a record's channels: of this record alone, nothing is learnt.
+class UnitLength(nn.Module):
+    """x/‖x‖: every record's numbers divided by their length; zeros stay zeros."""
 
-    Second-order features of pixels in [0, 1] have variances about 10⁻⁵: the usual 10⁻⁵ below the root would halve them.
-    With ``unit`` it is divided by √D for records of D numbers, so that a record's length is at most 1, and close to it:
-    the gradient of a linear head then has the same length whatever the size of the image.
+    def forward(self, x: Tensor) -> Tensor:
+        """Flat records of length 1."""
+        lengths: Tensor = x.norm(dim=1, keepdim=True)
+        return x / lengths.clamp(min=1e-6)
+
+
+@isolated
+class Colours(nn.Module):
+    """Red, green and blue as brightness (r + g + b)/√3 and two differences, (r − g)/√2 and (r + g − 2b)/√6."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images of three channels, each pixel turned to other axes."""
+        red, green, blue = x.unbind(1)
+        bright, warm, cold = red + green + blue, red - green, red + green - 2 * blue
+        return torch.stack([bright / math.sqrt(3), warm / math.sqrt(2), cold / math.sqrt(6)], 1)
+
+
+@isolated
+class Bands(nn.Module):
+    """Scattering coefficients brought to one size, of this record alone: nothing is learnt.
+
+    For every channel of the image there are four bands of m coefficients a place: order 0 (m = 1), order 1 of either
+    scale (m = L) and order 2 (m = L²). A band becomes (x − mean)/deviation over all its coefficients and places, times
+    m^(−1/4), so that the many of order 2 do not drown the few; differences of colours count half.
     """
 
-    def __init__(self, channels: int, groups: int, unit: bool) -> None:
+    def __init__(self, channels: int, angles: int) -> None:
         super().__init__()
-        if type(groups) is not int or groups < 1 or channels % groups:
-            raise BadInput(f"groups = {groups!r} does not divide {channels} scattering channels: use a divisor of them")
-        self.groups, self.unit = groups, unit
+        self.channels, self.sizes = channels, (1, angles, angles, angles**2)
 
     def extra_repr(self) -> str:
         """What the map is made by."""
-        return f"groups={self.groups}, unit={self.unit}"
+        return f"channels={self.channels}, sizes={self.sizes}"
 
     def forward(self, x: Tensor) -> Tensor:
         """The records, each normed by itself."""
-        normed = functional.group_norm(x, self.groups, eps=1e-7)
-        return normed / math.sqrt(x[0].numel()) if self.unit else normed
+        bands = x.unflatten(1, (self.channels, sum(self.sizes))).split(self.sizes, 2)
+        normed = [self._normed(band) * size**-0.25 for band, size in zip(bands, self.sizes)]
+        found = torch.cat(normed, 2)
+        if self.channels == COLOURS:
+            found = torch.cat([found[:, :1], 0.5 * found[:, 1:]], 1)
+        return found.flatten(1, 2)
+
+    def _normed(self, band: Tensor) -> Tensor:
+        centred = band - band.mean((2, 3, 4), keepdim=True)
+        # A flat image has bands without any deviation: they stay zero.
+        return centred / (centred.square().mean((2, 3, 4), keepdim=True).sqrt() + 1e-6)
 
 
-def usual_groups(channels: int) -> int:
-    """The largest divisor of the channels up to 27, which Tramèr and Boneh (2021) use for 81 and 243 channels."""
-    return max(count for count in range(1, 28) if channels % count == 0)
-
-
-def scattered(
-    shape: tuple[int, ...], angles: int = 8, groups: int | None = None, unit: bool = True
-) -> tuple[Scatter, RecordNorm]:
-    """Scattering and the norm that follows it, for records of a shape."""
+def scattered(shape: tuple[int, ...], angles: int = 6) -> list[nn.Module]:
+    """Scattering and the norm that follows it, for records of a shape; images of three channels by their colours."""
+    before: list[nn.Module] = [Colours()] if len(shape) == 3 and shape[0] == COLOURS else []
     scatter = Scatter(shape, angles)
-    return scatter, RecordNorm(scatter.channels, usual_groups(scatter.channels) if groups is None else groups, unit)
+    return [*before, scatter, Bands(shape[0], angles)]
 
 
-def scatter_linear(
-    shape: tuple[int, ...], classes: int | None, angles: int = 8, groups: int | None = None
-) -> nn.Module:
-    """A linear head on normed scattering features (Tramèr and Boneh, 2021); 39,700 parameters on 1×28×28."""
-    scatter, norm = scattered(shape, angles, groups)
-    head = nn.Linear(scatter.channels * math.prod(scatter.sides), classes or 1)
-    return nn.Sequential(scatter, norm, nn.Flatten(), head)
+def features_of(shape: tuple[int, ...], angles: int) -> tuple[int, int, int]:
+    """Channels, height and width of the features of images of a shape."""
+    return shape[0] * (1 + 2 * angles + angles**2), -(-shape[1] // STEP), -(-shape[2] // STEP)
 
 
-def scatter_cnn(shape: tuple[int, ...], classes: int | None, angles: int = 8, groups: int | None = None) -> nn.Module:
+def scatter_linear(shape: tuple[int, ...], classes: int | None, angles: int = 6) -> nn.Module:
+    """A linear head on normed scattering features (Tramèr and Boneh, 2021); 24,020 parameters on 1×28×28.
+
+    Every record's features have length 1, so that the gradient of the head has the same length whatever the image's
+    size.
+    """
+    maps = scattered(shape, angles)
+    return nn.Sequential(*maps, nn.Flatten(), UnitLength(), nn.Linear(math.prod(features_of(shape, angles)), classes or 1))
+
+
+def scatter_cnn(shape: tuple[int, ...], classes: int | None, angles: int = 6) -> nn.Module:
     """Two 3×3 convolutions with tanh on normed scattering features, then a linear layer.
 
     The networks on scattering features of Tramèr and Boneh (2021) in a plain form: 16 and 32 channels on images of one
-    channel, 64 and 64 on others, halved by max-pooling after the first. Features have variance 1 here, not length 1:
-    the first convolution sees few of them at a time.
+    channel, 64 and 64 on others, halved by max-pooling after the first. Features do not have length 1 here: the first
+    convolution sees few of them at a time.
     """
-    scatter, norm = scattered(shape, angles, groups, unit=False)
+    maps = scattered(shape, angles)
+    channels, height, width = features_of(shape, angles)
     first, second = (16, 32) if shape[0] == 1 else (64, 64)
     return nn.Sequential(
-        scatter, norm,
-        nn.Conv2d(scatter.channels, first, 3, padding=1), nn.Tanh(), nn.MaxPool2d(2),
+        *maps,
+        nn.Conv2d(channels, first, 3, padding=1), nn.Tanh(), nn.MaxPool2d(2),
         nn.Conv2d(first, second, 3, padding=1), nn.Tanh(),
-        nn.Flatten(), nn.Linear(second * (scatter.sides[0] // 2) * (scatter.sides[1] // 2), classes or 1),
+        nn.Flatten(), nn.Linear(second * (height // 2) * (width // 2), classes or 1),
     )  # fmt: skip
 
 

@@ -88,6 +88,23 @@ def ema(*, decay: float = 0.9, beta: float = 0.0, lr: float = 1.0) -> ServerStep
 
 
 @part
+def recent(*, share: float = 0.1, beta: float = 0.0, lr: float = 1.0) -> ServerStep:
+    """Step, and show an average over the last ``share`` of all rounds so far: e ← a_t e + (1 − a_t) w.
+
+    a_t = max(0, 1 − 1/(share·t)): an exponential average whose memory, share·t rounds, grows with the run (Shamir and
+    Zhang, 2013), so that it fits any number of rounds.
+    """
+    if not 0.0 < share <= 1.0:
+        raise BadInput(f"share = {share} must lie in (0, 1]")
+
+    def average(new: Tensor, old: Any, count: int) -> Tensor:
+        kept = 1.0 - 1.0 / (share * count)
+        return torch.lerp(new, old, kept) if count > 1 and kept > 0 else new
+
+    return _stepping("recent", beta, lr, average)
+
+
+@part
 def polyak(*, skip: int = 0, beta: float = 0.0, lr: float = 1.0) -> ServerStep:
     """Step, and show the mean of all iterates after the first ``skip`` rounds; before that, the iterate itself."""
     if skip < 0:
@@ -127,6 +144,7 @@ STEPS: dict[str, Callable[..., ServerStep]] = {
     "plain": plain,
     "momentum": momentum,
     "ema": ema,
+    "recent": recent,
     "polyak": polyak,
     "ball": ball,
 }

@@ -62,6 +62,36 @@ def declared_variance() -> Aggregate:
     return Aggregate("declared-variance", combine, aims="least")
 
 
+def balance(shares: Array, noise: Array, spread: float) -> Array:
+    """The w with Σ w = 1 that minimises spread² ‖w − p‖² + Σ w_i² σ_i²: w_i = (spread² p_i + λ)/(spread² + σ_i²).
+
+    ``shares`` is p, ``noise`` σ. Since Σ spread² p_i/(spread² + σ_i²) ≤ 1, λ ≥ 0 and no weight is negative.
+    """
+    pull = 1.0 / (spread**2 + noise**2)
+    slack = (1.0 - (spread**2 * shares * pull).sum()) / pull.sum()
+    return np.asarray((spread**2 * shares + slack) * pull)
+
+
+@part
+def balanced(*, spread: float = 1.0) -> Aggregate:
+    """Noise against hearing everybody by size: ``balance`` of n_i/Σn and of the noise that adds up over the run.
+
+    σ_i = √(K_i ν_i² T)/(K_i T) is the noise that client i alone would leave on one coordinate, per unit of the way that
+    the weights go in T rounds of K_i steps, ν_i that of one step's mean gradient per unit of the clip. ``spread`` is how
+    far apart clients' mean gradients lie, in clips; spread/√d is that of one of d coordinates. All of it is public.
+    """
+    if not (isinstance(spread, (int, float)) and 0 < spread < float("inf")):
+        raise BadInput(f"aggregate.spread = {spread!r}: how far apart clients' gradients lie is a positive number")
+
+    def weigh(facts: Facts) -> Array:
+        dimension = sum(int(np.prod(shape)) for _, shape, _ in facts.layout)
+        way = facts.lr * facts.clip * facts.steps * np.sqrt(facts.rounds)
+        noise = np.sqrt(facts.variances) / way if np.isfinite(facts.clip) else np.zeros(len(facts.sizes))
+        return balance(facts.data_shares, noise, spread / np.sqrt(max(1, dimension))) * facts.selection
+
+    return _sum("balanced", weigh, "")
+
+
 @part
 def optimum() -> Aggregate:
     """The oracle, for simulations: w_i ∝ 1/σ_i² with the variances that the noise really had."""
@@ -93,6 +123,7 @@ RULES: dict[str, Callable[..., Aggregate]] = {
     "factor-hdp": factor_hdp,
     "random-effects": random_effects,
     "declared-variance": declared_variance,
+    "balanced": balanced,
     "column-norm": column_norm,
     "optimum": optimum,
 }

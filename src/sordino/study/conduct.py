@@ -84,6 +84,7 @@ def _conduct(folder: Path, transport: Transport) -> dict[str, Any]:
         one["epsilon"] = math.inf if one["epsilon"] is None else one["epsilon"]
     before = planned(folder)
     plan = ready.plan(facts, before and before.noises)
+    ready = ready.agreed(plan)
     kept = Folder.open(folder, ready.about(facts, plan), plan, study.study.seed, True, deployed=run)
     try:
         agreed = _settled(folder / "agreed.json", lambda: _agree(folder, ready, plan, transport))

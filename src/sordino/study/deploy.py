@@ -20,7 +20,8 @@ from sordino.client.gradients.losses import loss_by_name
 from sordino.data.own import load_folder
 from sordino.data.schema import Schema, parse_schema
 from sordino.errors import BadInput
-from sordino.methods import Plan, Population, Training
+from sordino.methods import Plan, Population
+from sordino.methods.auto import MOST
 from sordino.privacy.types import Adjacency, Budget, check_promised
 from sordino.server.facts import Layout
 from sordino.study.features import described
@@ -53,9 +54,15 @@ class Served:
         """Schedule and noise for these sites; ``noises`` of a run that goes on."""
         sizes = np.array([int(one["records"]) for one in facts.values()], dtype=np.int64)
         budgets = tuple(Budget(float(f["epsilon"]), float(f["delta"]), f["adjacency"]) for f in facts.values())
-        training = Training(rounds=self.study.study.rounds, **self.study.training.model_dump(exclude_none=True))
-        sites, seed = Population(tuple(facts), sizes, budgets), self.study.study.seed
-        return methods.make_plan(self.study.chosen_method(), training, sites, len(self.start), seed, noises)
+        sites, seed, method = Population(tuple(facts), sizes, budgets), self.study.study.seed, self.study.chosen_method()
+        given = self.study.settings()
+        reach = models.reach(self.template, tuple(self.brief["shape"])) if methods.wants_auto(method, given) else 1.0
+        learner = methods.Learner(len(self.start), self.brief["classes"], reach)
+        return methods.settle(method, given, sites, learner, seed, noises=noises)[0]
+
+    def agreed(self, plan: Plan) -> Served:
+        """The same with the number of rounds that was settled once it was known who came."""
+        return dataclasses.replace(self, brief={**self.brief, "rounds": plan.training.rounds})
 
     def sound(self, facts: Facts) -> tuple[dict[str, Any], dict[str, str]]:
         """The sites that this study can be planned for, and why it cannot be for the others.
@@ -82,7 +89,8 @@ class Served:
 
     def about(self, facts: Facts, plan: Plan) -> dict[str, Any]:
         """What study.json and result.json say about the study."""
-        model = {"name": self.brief["model"]["name"], "options": self.study.model.options}
+        named = self.brief["model"]
+        model = {"name": named["name"], "options": {k: v for k, v in named["options"].items() if k != "features"}}
         also = ("shape", "classes", "parameters", "features")
         about = {
             "data": {"name": self.study.study.name, "sites": list(facts), "schema": self.brief["schema"]},
@@ -104,9 +112,13 @@ def prepare(study: Study, run: str) -> Served:
         raise BadInput('deployment.sites lists the sites by name, each once: sites = ["north", "south"]')
     check_promised(Adjacency.parse(study.budgets.adjacency))
     shape, classes, schema = declared_records(study)
+    raw = study.data.table_schema
+    ranged = None if raw is None else parse_schema(raw).ranged
     study.chosen_method()  # refuses what is unknown, before anything is sent
-    options = study.model.all_options()
-    template = models.build(study.model.name, shape, classes, study.study.seed, **options)
+    name, options = study.model.name, study.model.all_options()
+    if name == "auto":
+        name, options = models.usual(shape, ranged, options)
+    template = models.build(name, shape, classes, study.study.seed, **options)
     models.check(template, shape, classes)
     engine = gradients.build(template, "cross-entropy" if classes is not None else "half-squared-error")
     layout = tuple((name, tuple(size), offset) for name, size, offset in engine.layout)
@@ -114,9 +126,10 @@ def prepare(study: Study, run: str) -> Served:
         "name": study.study.name,
         "run": run,
         "seed": study.study.seed,
-        "rounds": study.study.rounds,
+        # At most so many, where their number is settled by who comes.
+        "rounds": study.study.rounds if isinstance(study.study.rounds, int) else MOST,
         "method": {"name": study.method.name, **study.method.model_dump(exclude={"name"}, exclude_none=True)},
-        "model": {"name": study.model.name, "options": options},
+        "model": {"name": name, "options": options},
         "parameters": engine.dimension,
         "layout": [[name, list(size), offset] for name, size, offset in layout],
         "shape": list(shape),

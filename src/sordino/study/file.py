@@ -52,13 +52,15 @@ class Study(Section):
         terms = self.terms()
         if terms is not None and names is not None:
             warn_of(names, terms.of(names, files)[0])
-        models.check_spec(self.model.name, self.model.all_options())
+        name, options = self.model.name, self.model.all_options()
+        name, options = models.usual((1,), None, options) if name == "auto" else (name, options)
+        models.check_spec(name, options)
         self.arguments()
 
     def _check_methods(self, names: Sequence[str] | None) -> None:
         """Every method that the study names, and the settings of training, which they share."""
-        training = self.training.model_dump(exclude_none=True)
-        settings = Training(rounds=self.study.rounds, **training)
+        training = self.settings()
+        settings = Training(**{key: value for key, value in training.items() if value != "auto"})
         for name in [self.method.name, *self.compare.methods]:
             method = self.chosen_method(name)
             if settings.select is not None and not method.select.draws:
@@ -127,11 +129,21 @@ class Study(Section):
         return {
             "model": self.model.name,
             "model_options": self.model.all_options(),
-            "rounds": self.study.rounds,
             "seed": self.study.seed,
-            **self.training.model_dump(exclude_none=True),
+            **self.settings(),
             **self._lists_in_order(),
         }
+
+    @property
+    def planned_rounds(self) -> int | None:
+        """How many rounds there are, unless that is chosen when the clients are known."""
+        rounds = {**self.chosen_method().defaults, **self.settings()}.get("rounds", Training.rounds)
+        return rounds if isinstance(rounds, int) else None
+
+    def settings(self) -> dict[str, Any]:
+        """What the study says about training, rounds included; ``auto`` where something is to be chosen."""
+        rounds = {} if self.study.rounds is None else {"rounds": self.study.rounds}
+        return {**rounds, **self.training.model_dump(exclude_none=True)}
 
     def _lists_in_order(self) -> dict[str, list[float]]:
         """Lists of ``[training]`` with a value for every client, which follow ``budgets.order`` where that is given."""

@@ -18,7 +18,7 @@ from sordino.study.schedule import Ending, Tell
 from sordino.study.session import Callback, train_alone, train_together
 from sordino.study.track import tracker
 
-Watch = Callable[[str, int, int], Callback]
+Watch = Callable[[str, int, int | None], Callback]
 """Given a label, a seed and the number of rounds, what to call after each round."""
 
 
@@ -132,7 +132,8 @@ def shown_by(watch: Watch | None) -> Tell:
         key, about = (points[0].name, len(points)), points[0].study.study
         if watch is not None and key not in seen:
             label = points[0].label if len(points) == 1 else f"{len(points)} runs stacked"
-            seen[key] = watch(label, about.seed, max(point.study.study.rounds for point in points))
+            rounds = [point.study.planned_rounds for point in points]
+            seen[key] = watch(label, about.seed, max((r for r in rounds if r), default=None) if all(rounds) else None)
         if watch is not None:
             seen[key](record)
 

@@ -77,6 +77,8 @@ class Prepared:
     """What the model does to a record before its first trained layer: ``engine`` takes it as done."""
     first_keys: bool = False
     """Whether the run was begun by sordino 0.1, which knew parts by their names only."""
+    why: tuple[str, ...] = ()
+    """What was chosen automatically, and why."""
 
     @property
     def key(self) -> str:

@@ -37,18 +37,18 @@ class Live:
     def __exit__(self, *_: object) -> None:
         self.bars.stop()
 
-    def watch(self, name: str, seed: int, rounds: int) -> Any:
-        """A callback that shows one run's rounds."""
+    def watch(self, name: str, seed: int, rounds: int | None) -> Any:
+        """A callback that shows one run's rounds; None where their number is not known yet."""
         for done in [one for one in self.bars.tasks if one.finished][:-SHOWN]:
             self.bars.update(done.id, visible=False)
         task = self.bars.add_task(f"{name} (seed {seed})", total=rounds, seen="")
-        every = max(1, rounds // 5)
+        every, of = (50, "") if rounds is None else (max(1, rounds // 5), f"/{rounds}")
 
         def show(record: dict[str, Any]) -> None:
             seen = _line(record)
             self.bars.update(task, completed=record["round"], seen=seen)
             if not self.quiet and not self.console.is_terminal and record["round"] % every == 0:
-                self.console.print(f"{name} (seed {seed}) round {record['round']}/{rounds}  {seen}", highlight=False)
+                self.console.print(f"{name} (seed {seed}) round {record['round']}{of}  {seen}", highlight=False)
 
         return show
 

@@ -8,7 +8,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from torch import nn
@@ -20,7 +20,7 @@ from sordino.engine.devices import torch_device
 from sordino.engine.mapped import pages_of
 from sordino.engine.sharded import Shard
 from sordino.errors import BadInput
-from sordino.methods import Method, Population, Training
+from sordino.methods import Method, Population
 from sordino.models.features import Spec
 from sordino.privacy.types import Budget
 from sordino.study.features import described, with_features
@@ -61,16 +61,17 @@ def prepare(
     ``before``: what a run that goes on settled before it started.
     """
     chosen = methods.get(method)
+    if not isinstance(clients, Federation):
+        raise BadInput("the records have no clients yet: call .partition(…) and .with_budgets(…) on the data set")
     if clients.budgets is None and chosen.private:
         raise BadInput(f"method {chosen.name!r} is private, but the clients have no budgets: call .with_budgets(…)")
     budgets = clients.budgets or tuple(Budget(math.inf, 1e-5) for _ in clients.names)
     batches = None if clients.batch_sizes is None else np.asarray(clients.batch_sizes, dtype=np.float64)
     population = Population(tuple(clients.names), clients.sizes, budgets, batches)
-    try:
-        settings = Training(**training)
-    except TypeError as error:
-        raise BadInput(f"training settings: {error}; known: {', '.join(Training.__dataclass_fields__)}") from None
+    given = {key: value for key, value in training.items() if value is not None}
     options = dict(model_options or {})
+    if isinstance(model, str) and model == "auto":
+        model, options = models.usual(clients.shape, clients.ranged, options)
     template = models.build(model, clients.shape, clients.classes, seed, **options)
     models.check(template, clients.shape, clients.classes)
     loss = "cross-entropy" if clients.task == "classification" else "half-squared-error"
@@ -79,7 +80,9 @@ def prepare(
     # A map of every record by itself is applied once, not at every step; a mapped file is too large for that.
     fixed, trained = (None, template) if pages_of(clients.x) is not None else models.split_fixed(template)
     engine = gradients.build(trained, loss, mixed=precision == "mixed")
-    plan = methods.make_plan(chosen, settings, population, engine.dimension, seed, before and before.noises)
+    reach = models.reach(template, clients.shape) if methods.wants_auto(chosen, given) else 1.0
+    learner = methods.Learner(engine.dimension, clients.classes, reach)
+    plan, why = methods.settle(chosen, given, population, learner, seed, noises=before and before.noises)
     study = {
         "data": clients.description,
         "budgets": [None if math.isinf(b.epsilon) else b.epsilon for b in budgets],
@@ -95,7 +98,7 @@ def prepare(
         "loss": loss,
         "method": {"name": chosen.name, **chosen.describe()},
         # Only where it is asked for: random streams are keyed by all of this, and old runs are to repeat.
-        "training": {k: v for k, v in asdict(settings).items() if k != "exact_noise" or v},
+        "training": {k: v for k, v in asdict(plan.training).items() if k != "exact_noise" or v},
         "precision": precision,
     }
     return Prepared(
@@ -108,14 +111,15 @@ def prepare(
         trained,
         fixed,
         before is not None and before.first_keys,
+        tuple(why),
     )
 
 
 def plan(
     clients: Federation,
-    model: str | nn.Module = "cnn-small",
-    method: str | Method = "dp-fedavg",
-    rounds: int = 40,
+    model: str | nn.Module = "auto",
+    method: str | Method = "auto",
+    rounds: int | Literal["auto"] | None = None,
     seed: int = 0,
     *,
     model_options: dict[str, Any] | None = None,
@@ -125,14 +129,14 @@ def plan(
     """What ``train`` with these arguments would do: noise per client, schedule, cost, warnings. No training."""
     options = with_features(model_options, features)
     ready = prepare(clients, model, method, seed, options, {"rounds": rounds, **training})
-    return PlanView(ready.plan, ready.engine.dimension, ready.engine.describe(), seed)
+    return PlanView(ready.plan, ready.engine.dimension, ready.engine.describe(), seed, ready.why)
 
 
 def train(
     clients: Federation,
-    model: str | nn.Module = "cnn-small",
-    method: str | Method = "dp-fedavg",
-    rounds: int = 40,
+    model: str | nn.Module = "auto",
+    method: str | Method = "auto",
+    rounds: int | Literal["auto"] | None = None,
     seed: int = 0,
     *,
     out: str | os.PathLike[str] | None = None,
@@ -151,17 +155,20 @@ def train(
     Parameters
     ----------
     clients: a federation with budgets: ``sd.data.load(…).partition(…).with_budgets(…)``.
-    model: a name, ``"module:factory"``, or an ``nn.Module``.
+    model: a name, ``"module:factory"``, or an ``nn.Module``. ``"auto"`` is a linear head on fixed features: scattering
+        for images, bins for tables with declared ranges.
     features: a fixed map to put before the model, applied once: ``"scatter"``, ``{"name": "binned", "bins": 16}``,
         ``"module:factory"``.
-    method: a registered name, or ``sd.Method(…)``.
+    method: a registered name, or ``sd.Method(…)``. ``"auto"`` sets itself from public facts: sizes, budgets, the model.
+    rounds: T; ``"auto"`` chooses. By default the method's own: automatic for ``auto``, 40 for the others.
     out: a run folder (result.json, ledger, checkpoint, log); ``resume=True`` goes on where it stopped.
     ledger: a ledger file that is cumulative over runs; default: a fresh one in the run folder. A run that goes on
         remembers its own, and refuses another.
     callbacks: called with each round's record.
     name: what to call the study in reports.
     precision: ``"mixed"`` lets a GPU compute activations in TF32; gradients of parameters and norms never are.
-    training: keys of ``Training``: batch or rate, steps or epochs, lr, clip, sampling, select, ….
+    training: keys of ``Training``: batch or rate, steps or epochs, lr, clip, sampling, select, …. ``lr``, ``clip``,
+        ``rate`` and ``evaluate`` may be ``"auto"`` for any method.
 
     Guarantees
     ----------

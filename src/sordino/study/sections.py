@@ -34,12 +34,19 @@ def _device(name: str) -> str:
     return name
 
 
+Auto = Literal["auto"]
+"""A setting that is chosen from public facts (``methods/auto.py``)."""
+
+
 class StudyKeys(Section):
-    """``[study]``: what the study is called, its seed and rounds, and where it is trained and tracked."""
+    """``[study]``: what the study is called, its seed and rounds, and where it is trained and tracked.
+
+    Rounds that are not given are the method's own default: automatic for ``auto``, 40 for the others.
+    """
 
     name: str = "study"
     seed: int = Field(default=0, ge=0)
-    rounds: int = Field(default=40, gt=0)
+    rounds: Annotated[int, Field(gt=0)] | Auto | None = None
     device: Annotated[str, AfterValidator(_device)] = "cpu"
     track: Literal["tensorboard", "mlflow"] | None = None
 
@@ -183,7 +190,7 @@ Exchanged = str | dict[str, Any] | None
 class ModelKeys(Section):
     """``[model]``: a name or ``module:factory``, its options, and a fixed map to put before it."""
 
-    name: str = "cnn-small"
+    name: str = "auto"
     options: dict[str, Any] = {}
     features: Exchanged = None
 
@@ -195,7 +202,7 @@ class ModelKeys(Section):
 class MethodKeys(Section):
     """``[method]``: a name, and parts to exchange."""
 
-    name: str = "dp-fedavg"
+    name: str = "auto"
     select: Exchanged = None
     ask: Exchanged = None
     local: Exchanged = None
@@ -209,18 +216,18 @@ class TrainingKeys(Section):
     """``[training]``: keywords of ``sd.train``."""
 
     batch: float | list[float] | None = None
-    rate: float | list[float] | None = None
+    rate: float | list[float] | Auto | None = None
     steps: int | None = None
     epochs: float | None = None
-    lr: float | None = None
+    lr: float | Auto | None = None
     server_lr: float | None = None
     cooldown: float | None = None
     exact_noise: bool | None = None
     pull: float | None = None
-    clip: float | None = None
+    clip: float | Auto | None = None
     sampling: Literal["poisson", "fixed", "full"] | None = None
     select: int | None = None
-    evaluate: int | None = None
+    evaluate: int | Auto | None = None
 
 
 class CompareKeys(Section):

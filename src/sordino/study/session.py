@@ -91,7 +91,8 @@ class Session:
         plan, state = self.ready.plan, self.state
         if early := stopped(plan, state.round):
             log.warning("%s: %s", plan.method.name, early["reason"])
-        study = self.ready.study if name is None else {"name": name, **self.ready.study}
+        study = {**({} if name is None else {"name": name}), **self.ready.study}
+        study |= {"auto": list(self.ready.why)} if self.ready.why else {}
         result = build_result(study, plan, state, self.book, self.run, self.ready.seed, self.setup.observer)
         if self.book is not None:
             self.book.close_run(self.run)

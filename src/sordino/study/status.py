@@ -87,9 +87,10 @@ def _read(path: Path) -> dict[str, Any]:
     return found
 
 
-def line_of(record: dict[str, Any], rounds: int) -> str:
+def line_of(record: dict[str, Any], rounds: int | None) -> str:
     """What happened in one round, in one line."""
-    parts = [f"round {record['round']}/{rounds}: {len(record['participants'])} answers"]
+    of = "" if rounds is None else f"/{rounds}"
+    parts = [f"round {record['round']}{of}: {len(record['participants'])} answers"]
     if record.get("central_accuracy") is not None:
         parts.append(f"accuracy {100 * record['central_accuracy']:.1f} % on the server's test records")
     parts += [f"{name} refused: {why}" for name, why in record.get("refused", {}).items()]

@@ -38,7 +38,7 @@ def runs_table(runs: Sequence[Finished]) -> pa.Table:
             {
                 **_named(run),
                 "private": result.get("private"),
-                "rounds": run.point.study.study.rounds,
+                "rounds": result.get("study", {}).get("training", {}).get("rounds", run.point.study.planned_rounds),
                 **{key: (result.get("final") or {}).get(key) for key in FINAL},
                 **_spent(result),
                 "seconds": result.get("seconds"),

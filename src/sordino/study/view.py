@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -61,6 +62,7 @@ class PlanView:
     dimension: int
     layers: list[LayerPlan]
     seed: int = 0
+    why: Sequence[str] = ()
 
     @cached_property
     def clients(self) -> list[dict[str, Any]]:
@@ -151,6 +153,8 @@ class PlanView:
             "gradients": self.gradients,
             "layers": [layer._asdict() for layer in self.layers],
             "selection": self.selection,
+            "training": dataclasses.asdict(self.plan.training),
+            "auto": list(self.why),
             "warnings": self.warnings,
         }
 
@@ -165,6 +169,8 @@ class PlanView:
         for row in itertools.islice(zip(*columns.values()), SHOWN):
             table.add_row(*row)
         yield table
+        for line in self.why:
+            yield f"[bold]auto[/bold] {line}"
         if common:
             yield "every client: " + ", ".join(f"{name} {value}" for name, value in common.items())
         if len(self.clients) > SHOWN:
