@@ -24,7 +24,7 @@ from rich.console import Group
 
 from papers import tables
 from papers.catalogue import EXPERIMENTS
-from papers.experiment import Cell, Entry, Experiment, tuning_cells
+from papers.experiment import Cell, Entry, Experiment, Exploring, tuning_cells
 from papers.make import Workshop
 from papers.packed import pack
 from papers.runner import Cells, Silent, chosen_values, matching, settle
@@ -125,7 +125,9 @@ def run(
     except OSError as error:
         raise BadInput(f"cannot make the folder {folder}: {error.strerror}; name another one") from None
     started = time.monotonic()
-    workshop = Workshop(None if asked.data is None else Path(asked.data), asked.quick, asked.precision)
+    features = None if experiment.explore is None else folder / "features"
+    workshop = Workshop(None if asked.data is None else Path(asked.data), asked.quick, asked.precision, features)
+    watch = watch or Silent()
     store = Store(folder, [Path(other) for other in asked.reuse])
     about: dict[str, Any] = {
         "name": name,
@@ -139,11 +141,15 @@ def run(
     }
     computed = experiment.compute(asked.quick) if experiment.compute else []
     about["seconds"] = time.monotonic() - started
-    planned = experiment.planned(asked.quick, asked.seeds)
+    if experiment.explore is None:
+        planned = experiment.planned(asked.quick, asked.seeds)
+    else:
+        told = Exploring(folder, workshop, watch, asked.quick, asked.seeds, asked.processes)
+        planned = experiment.explore(told)
     wanted = matching(planned, asked.only)
     deadline = None if asked.minutes is None else started + 60 * asked.minutes
     how = Scheduler(asked.device, asked.stack, asked.processes, asked.rows, deadline)
-    maker, watch = Cells(workshop, store, asked.device), watch or Silent()
+    maker = Cells(workshop, store, asked.device)
     _, missing = chosen_values(experiment, wanted, store)
     try:
         if maker.finish(missing, "choosing values", how, watch):
@@ -201,10 +207,14 @@ def _written(done: Reproduction, cells: list[Cell], store: Store) -> Reproductio
     }
     results["runs"] = [one for one in results["runs"] if one]
     pages = {
-        "results.json": to_json(results, indent=1),
         "table.csv": tables.to_csv(flat),
-        "table.md": tables.to_markdown(experiment, entries, done.about),
     }
+    lines = None
+    if experiment.page is not None:
+        lines, more = experiment.page(done.folder, cells, store, done.about)
+        results |= more
+    pages["results.json"] = to_json(results, indent=1)
+    pages["table.md"] = tables.to_markdown(experiment, entries, done.about, lines)
     if cells:
         pages["curves.csv"] = tables.curves_csv(experiment, cells, store)
     for page, text in pages.items():

@@ -1,9 +1,9 @@
-"""The experiments of the four papers, by name."""
+"""The experiments of the four papers and our own accuracy benchmark, by name."""
 
 from __future__ import annotations
 
-from papers import adaptdp, fedfdp, robust_hdp, selection
+from papers import accuracy, adaptdp, fedfdp, robust_hdp, selection
 from papers.experiment import Experiment
 
-PAPERS = (selection, robust_hdp, fedfdp, adaptdp)
+PAPERS = (selection, robust_hdp, fedfdp, adaptdp, accuracy)
 EXPERIMENTS: dict[str, Experiment] = {one.name: one for paper in PAPERS for one in paper.EXPERIMENTS}

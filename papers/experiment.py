@@ -8,7 +8,13 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from papers.make import Workshop
+    from papers.runner import Silent
+    from papers.store import Store
 
 TUNING_SEEDS = (100,)
 """Hyper-parameters are chosen on seeds that no table shows."""
@@ -187,6 +193,18 @@ Conclude = Callable[[Mapping[Place, Entry], Mapping[Place, tuple[float | None, .
 
 
 @dataclass(frozen=True)
+class Exploring:
+    """What an experiment is told that finds its own runs: where it may keep files, what it works with, how much."""
+
+    folder: Path
+    workshop: Workshop
+    watch: Silent
+    quick: bool
+    seeds: int | None
+    processes: int
+
+
+@dataclass(frozen=True)
 class Experiment:
     """A table or figure of a paper.
 
@@ -197,6 +215,10 @@ class Experiment:
     measures: the numbers that are read from every run; the first decides where values are searched.
     published: numbers of the paper by place, one for each measure, as shown; None where the paper has none.
     cells: the training runs, for one seed.
+    explore: in the place of ``cells``, the runs of all seeds where they follow from a search of its own; it keeps what
+        it found in files. Features of such runs are computed once and kept, too.
+    page: called with folder, runs, store and what the page is about: lines of Markdown in the place of plain grids, and
+        what results.json has beside.
     compute: for what needs no training: called with whether it is to be quick, gives the entries.
     seeds: how many seeds the table takes by default.
     differs: what differs from the paper, and why.
@@ -216,6 +238,8 @@ class Experiment:
     quick: Quick = Quick()
     conclude: Conclude | None = None
     axes: tuple[str, str] = ("method", "setting")
+    explore: Callable[[Exploring], tuple[Cell, ...]] | None = None
+    page: Callable[[Path, Sequence[Cell], Store, Mapping[str, Any]], tuple[list[str], dict[str, Any]]] | None = None
 
     def planned(self, quick: bool = False, seeds: int | None = None) -> tuple[Cell, ...]:
         """The runs whose numbers the table shows, seed by seed; searched values are still open."""

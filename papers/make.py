@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import torch
 
 from papers import packed
 from papers.experiment import Cell
 from papers.standin import load_or_stand_in
-from sordino import methods
+from sordino import methods, models
 from sordino.data import Dataset, Federation
 from sordino.methods import Method, noises_of
 from sordino.study.folder import Planned
@@ -27,20 +31,26 @@ NOT_FOR_NOISE = ("lr", "server_lr", "cooldown", "pull", "clip", "evaluate")
 
 @dataclass
 class Workshop:
-    """Makes runs of cells; ``stand_in`` lets small bundled data take the place of a data set that is not there."""
+    """Makes runs of cells; ``stand_in`` lets small bundled data take the place of a data set that is not there.
+
+    ``features`` is a folder where fixed features of records are kept, so that the runs of a data set share them in all
+    processes; None lets every run compute its own, on its own device.
+    """
 
     folder: str | Path | None = None
     stand_in: bool = False
     precision: str = "float32"
+    features: Path | None = None
     replaced: dict[str, str] = field(default_factory=dict)
     """Data sets that something else stands in for, and what it is."""
     _sets: dict[str, Dataset] = field(default_factory=dict)
     _federations: dict[str, Federation] = field(default_factory=dict)
     _noises: dict[str, Noises] = field(default_factory=dict)
+    _mapped: dict[str, Any] = field(default_factory=dict)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Every process makes its own."""
-        return Workshop, (self.folder, self.stand_in, self.precision)
+        return Workshop, (self.folder, self.stand_in, self.precision, self.features)
 
     def prepared(self, cell: Cell) -> Prepared:
         """The run of a cell, ready to train."""
@@ -54,7 +64,24 @@ class Workshop:
         ready = prepare(clients, cell.model, method, cell.seed, options, dict(cell.training), before, self.precision)
         if known is None:
             self._noises[key] = noises_of(ready.plan)
-        return ready
+        return ready if self.features is None else self._with_features(ready, self.features)
+
+    def _with_features(self, ready: Prepared, folder: Path) -> Prepared:
+        """The same run whose records have been through the model's fixed modules already; draws stay what they were."""
+        if ready.fixed is None or ready.clients.central is not None:
+            return ready
+        made = [ready.clients.description["source"], ready.study["model"], models.digest(ready.template)]
+        key = hashlib.sha256(_text(made).encode()).hexdigest()[:16]
+        if key not in self._mapped:
+            path = folder / f"{ready.clients.name}-{key}.npy"
+            if not path.exists():
+                folder.mkdir(parents=True, exist_ok=True)
+                found = models.apply_fixed(ready.fixed, torch.from_numpy(ready.clients.x)).numpy()
+                half = path.with_suffix(f".{os.getpid()}.npy")
+                np.save(half, found)
+                half.replace(path)
+            self._mapped = {key: np.load(path)}  # those of one set at a time: they can be large
+        return replace(ready, clients=replace(ready.clients, x=self._mapped[key]), fixed=None)
 
     def federation(self, cell: Cell) -> Federation:
         """The clients of a cell: its data set, dealt out, with budgets."""

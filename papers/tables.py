@@ -149,20 +149,23 @@ def chosen_lines(entries: Sequence[Entry]) -> list[str]:
     ]
 
 
-def to_markdown(experiment: Experiment, entries: Sequence[Entry], about: Mapping[str, Any]) -> str:
-    """The page of an experiment."""
+def to_markdown(
+    experiment: Experiment, entries: Sequence[Entry], about: Mapping[str, Any], own: Sequence[str] | None = None
+) -> str:
+    """The page of an experiment; ``own`` lines stand in the place of its grids."""
     lines = [f"# {experiment.name}: {experiment.title}", "", _about(about), ""]
     if about["left"]:
         lines += [f"**Not finished:** {about['left']} of {about['runs']} runs are still to be made.", ""]
     if about["quick"]:
         lines += ["**A quick, scaled-down version:** its numbers show that it runs, not what the paper claims.", ""]
-    for heading, columns, rows in grids(experiment, entries):
+    lines += own or []
+    for heading, columns, rows in grids(experiment, entries) if own is None else ():
         lines += [f"## {heading}", "", f"| {' | '.join([experiment.axes[0], *columns])} |"]
         lines += [f"|{'---|' * (len(columns) + 1)}"]
         lines += [f"| {' | '.join([name, *cells])} |" for name, cells in rows] + [""]
     sections = (
         ("What this says", conclusions(experiment, entries, about)),
-        ("What differs from the paper", [*experiment.differs, *about["notes"]]),
+        ("What differs from the paper" if own is None else "How it was made", [*experiment.differs, *about["notes"]]),
         ("Chosen values", chosen_lines(entries)),
     )
     for title, sentences in sections:
