@@ -20,6 +20,7 @@ from papers.accuracy_rule import Found, fit
 from papers.accuracy_search import ARTIFICIAL, Width, artificial, searched, settled
 from papers.accuracy_triples import ALIKE, CLIENTS, SCHOOL, Asked, Triple, triples
 from papers.experiment import ACCURACY, Cell, Experiment, Exploring, Measure
+from papers.make import Workshop
 from sordino.methods.auto import Rule
 
 SEEDS = 3
@@ -30,6 +31,8 @@ DEFAULTS = {"rounds": 40, "lr": 0.5, "clip": 1.0, "evaluate": 40}
 ARTIFICIAL_EPSILONS = (1.0, 4.0)
 QUICK_SETS, QUICK_WIDTH = ("digits", "breast-cancer"), Width(((100, 0.2), (50, 1.0)), 4)
 CHEAP_FIRST = ("digits", "breast-cancer", SCHOOL, "adult", "bank-marketing", "mnist", "fashion-mnist", "cifar10")
+LAST = "robust-hdp"
+"""Its pursuit takes longer than all other runs together where there are many features and clients."""
 
 
 def without(found: Sequence[Found], stand_in: Sequence[Found], name: str | None) -> tuple[Rule, float]:
@@ -48,22 +51,23 @@ def winner(found: Found) -> Asked:
 
 
 def explore(told: Exploring) -> tuple[Cell, ...]:
-    """Search, fit and settle; gives the runs that the table is made of, cheap sets first."""
+    """Search, fit and settle; gives the runs that the table is made of, cheap ones first."""
     width = QUICK_WIDTH if told.quick else Width()
     seeds = range(told.seeds or (1 if told.quick else SEEDS))
     names = QUICK_SETS if told.quick else tuple(CLIENTS)
     chosen = [one for one in triples() if one.name in names and (not told.quick or one.federation == ALIKE)]
-    sets = [[one for one in chosen if one.name == name] for name in reversed(CHEAP_FIRST) if name in names]
+    # Large sets first, so that processes end together, and one federation of each, so that its features are there.
+    jobs = sorted(chosen, key=lambda one: (one.federation, -CHEAP_FIRST.index(one.name)))
     told.watch.say(f"searching: {len(chosen)} triples, {len(width.groups) * width.each} points each, seed 100")
-    search_set = partial(_search_set, told.workshop, told.folder, width)
-    found = {one["key"]: one for some in _spread(search_set, sets, told.processes) for one in some}
+    search = partial(searched, told.workshop, folder=told.folder, width=width)
+    found = dict(zip((one.key for one in jobs), _spread(search, jobs, told.processes)))
     stand_in = []
     if SCHOOL in names:
         stand_in = [artificial(told.folder, epsilon, width) for epsilon in ARTIFICIAL_EPSILONS]
     rules = {name: without(list(found.values()), stand_in, name)[0] for name in names}
     told.watch.say("fitted without each set: " + "; ".join(f"{name} {rule}" for name, rule in rules.items()))
-    settle_set = partial(_settle_set, told.workshop, told.folder, rules, tuple(seeds))
-    chosen_by_auto = {key: one for some in _spread(settle_set, sets, told.processes) for key, one in some.items()}
+    settle = partial(_settled, told.workshop, told.folder, rules, tuple(seeds))
+    chosen_by_auto = dict(zip((one.key for one in jobs), _spread(settle, jobs, told.processes)))
     cells = []
     for triple in sorted(chosen, key=lambda one: (CHEAP_FIRST.index(one.name), one.federation)):
         for seed in seeds:
@@ -71,17 +75,13 @@ def explore(told: Exploring) -> tuple[Cell, ...]:
             auto = Asked(accuracy_page.AUTO, "auto", {**training, "evaluate": training["rounds"]})
             rivals = [Asked(name, name, DEFAULTS) for name in RIVALS]
             cells += [triple.cell(one, seed) for one in (auto, winner(found[triple.key]), *rivals)]
-    return tuple(cells)
+    return tuple(sorted(cells, key=lambda cell: cell.column == LAST))
 
 
-def _search_set(workshop: Any, folder: Path, width: Width, some: Sequence[Triple]) -> list[dict[str, Any]]:
-    return [{"key": triple.key, **searched(workshop, triple, folder, width)} for triple in some]
-
-
-def _settle_set(
-    workshop: Any, folder: Path, rules: dict[str, Rule], seeds: tuple[int, ...], some: Sequence[Triple]
+def _settled(
+    workshop: Workshop, folder: Path, rules: dict[str, Rule], seeds: tuple[int, ...], triple: Triple
 ) -> dict[str, Any]:
-    return {triple.key: settled(workshop, triple, folder, rules[triple.name], seeds) for triple in some}
+    return settled(workshop, triple, folder, rules[triple.name], seeds)
 
 
 def _spread(make: Callable[[Any], Any], jobs: Sequence[Any], processes: int) -> Iterable[Any]:

@@ -148,8 +148,8 @@ def losses(heads: Heads, weights: Tensor) -> Array:
 
 def _outputs(x: Tensor, weights: Tensor) -> Tensor:
     """x·W + c for every setting, ``[n, points, k]``; weights ``[D + 1, points, k]``."""
-    plain = x @ weights[:-1].flatten(1).to(x.dtype)
-    return plain.float().unflatten(1, weights.shape[1:]) + weights[-1]
+    plain: Tensor = (x @ weights[:-1].flatten(1).to(x.dtype)).float()
+    return plain.unflatten(1, weights.shape[1:]) + weights[-1]
 
 
 def _column(values: Sequence[float] | Array, device: torch.device) -> Tensor:
