@@ -149,7 +149,7 @@ def losses(heads: Heads, weights: Tensor) -> Array:
 def _outputs(x: Tensor, weights: Tensor) -> Tensor:
     """x·W + c for every setting, ``[n, points, k]``; weights ``[D + 1, points, k]``."""
     plain: Tensor = (x @ weights[:-1].flatten(1).to(x.dtype)).float()
-    return plain.unflatten(1, weights.shape[1:]) + weights[-1]
+    return torch.unflatten(plain, 1, tuple(weights.shape[1:])) + weights[-1]
 
 
 def _column(values: Sequence[float] | Array, device: torch.device) -> Tensor:

@@ -54,7 +54,7 @@ def regrets(found: Found, noise: NDArray[np.float64]) -> NDArray[np.float64]:
     """Points below the best noise of this triple, at each of some noises; at most ``MOST``."""
     low, high = REGRESSION_NOISES if found["classes"] is None else (one / found["classes"] for one in NOISES)
     best = score_at(found, np.geomspace(low, high, STEPS)).max()
-    return np.minimum(best - score_at(found, noise), MOST)
+    return np.asarray(np.minimum(best - score_at(found, noise), MOST))
 
 
 def fit(every: Iterable[Found]) -> tuple[Rule, float]:

@@ -131,13 +131,14 @@ def searched(workshop: Workshop, triple: Triple, folder: Path, width: Width) -> 
         about = {"set": triple.name, "federation": triple.federation, "classes": classes}
         return {**about, "points": search(ready_for, triple.key, width)}
 
-    return kept(folder / "search" / f"{triple.key}.json", asdict(width), make)
+    asked = {**asdict(width), "data": triple.data, "epsilons": triple.epsilons(SEED)}
+    return kept(folder / "search" / f"{triple.key}.json", asked, make)
 
 
 def artificial(folder: Path, epsilon: float, width: Width) -> dict[str, Any]:
     """The same on ten alike clients of an artificial regression set, targets in a range of width 1."""
     whole = data.load(ARTIFICIAL)
-    scaled = (whole.y / np.ptp(whole.y)).astype(np.float32)
+    scaled = np.asarray(whole.y, dtype=np.float32) / np.float32(np.ptp(whole.y))
     dealt = replace(whole, y=scaled, test_x=None, test_y=None).partition("iid", clients=10, seed=SEED)
     clients = dealt.with_budgets(epsilon, delta=DELTA)
 
@@ -162,7 +163,8 @@ def settled(workshop: Workshop, triple: Triple, folder: Path, rule: Rule, seeds:
     def make() -> dict[str, Any]:
         return {str(seed): _settled(workshop, triple, rule, seed) for seed in seeds}
 
-    return kept(folder / "settled" / f"{triple.key}.json", {"rule": asdict(rule), "seeds": list(seeds)}, make)
+    asked = {"rule": asdict(rule), "data": triple.data, "epsilons": [triple.epsilons(seed) for seed in seeds]}
+    return kept(folder / "settled" / f"{triple.key}.json", asked, make)
 
 
 def _settled(workshop: Workshop, triple: Triple, rule: Rule, seed: int) -> dict[str, Any]:
