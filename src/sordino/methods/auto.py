@@ -145,7 +145,9 @@ def _least_noise(population: Population, rate: float = 1.0, steps: int = 1) -> N
     sampling = Scheme.FULL if rate >= 1.0 else Scheme.POISSON
     kinds = {(b.epsilon, b.delta, b.adjacency) for b in population.budgets}
     found = {
-        kind: float(np.asarray(calibrate(kind[0], kind[1], rate, steps, sampling=sampling.value, adjacency=kind[2].value)))
+        kind: float(
+            np.asarray(calibrate(kind[0], kind[1], rate, steps, sampling=sampling.value, adjacency=kind[2].value))
+        )
         for kind in kinds
     }
     each = np.array([found[b.epsilon, b.delta, b.adjacency] * b.adjacency.sensitivity for b in population.budgets])
@@ -203,4 +205,7 @@ def _step(plan: Plan, learner: Learner, rule: Rule) -> tuple[float, str]:
     way = min(target / noise if noise > 0 else math.inf, STRIDE * rounds) / learner.reach
     found = float(f"{way / (training.clip * number):.3g}")
     told = f"noise {noise * way * learner.reach:.2g} on an output at the end" if noise > 0 else "no noise"
-    return found, f"lr {found:g}: {told} (κ = {noise:.2e} a unit of the way, outputs move by {learner.reach:.3g} per unit)"
+    return (
+        found,
+        f"lr {found:g}: {told} (κ = {noise:.2e} a unit of the way, outputs move by {learner.reach:.3g} per unit)",
+    )

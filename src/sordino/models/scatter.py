@@ -226,7 +226,9 @@ def scatter_linear(shape: tuple[int, ...], classes: int | None, angles: int = 6)
     size.
     """
     maps = scattered(shape, angles)
-    return nn.Sequential(*maps, nn.Flatten(), UnitLength(), nn.Linear(math.prod(features_of(shape, angles)), classes or 1))
+    return nn.Sequential(
+        *maps, nn.Flatten(), UnitLength(), nn.Linear(math.prod(features_of(shape, angles)), classes or 1)
+    )
 
 
 def scatter_cnn(shape: tuple[int, ...], classes: int | None, angles: int = 6) -> nn.Module:
