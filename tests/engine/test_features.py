@@ -150,8 +150,16 @@ def deployed(features, clients, **training):
     return {**table("dp-fedavg", clients, rounds=2, **training), "model": {"name": "logistic", "features": features}}
 
 
-@pytest.mark.parametrize("features", ["scatter", {"name": "binned", "bins": 3}, "ownfeatures:public"], ids=str)
-@pytest.mark.parametrize("kept", [True, False], ids=["once", "at every step"])
+@pytest.mark.parametrize(
+    ("features", "kept"),
+    [
+        ("scatter", True),
+        ({"name": "binned", "bins": 3}, True),
+        ("ownfeatures:public", True),
+        ("ownfeatures:public", False),
+    ],
+    ids=str,
+)
 def test_a_deployed_study_ends_where_its_simulation_ends(own, tmp_path, monkeypatch, features, kept):
     if not kept:
         monkeypatch.setattr(job, "KEPT", 0)
