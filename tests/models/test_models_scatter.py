@@ -167,7 +167,7 @@ def test_what_cannot_be_scattered_is_refused_with_the_remedy(shape, options, wor
         models.build("scatter-linear", shape, 10, **options)
 
 
-def test_a_run_on_digits_learns_saves_and_goes_on(digits, tmp_path):
+def test_a_run_on_digits_learns_and_is_loaded_again(digits, tmp_path):
     options = {"batch": 32, "steps": 2, "lr": 4.0, "clip": 1.0}
     run = sd.train(digits, "scatter-linear", "fedavg", 12, out=tmp_path / "run", **options)
     assert run.result["final"]["accuracy"] > 0.8
