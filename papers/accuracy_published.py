@@ -16,7 +16,11 @@ RESULTS = Path(__file__).parent.parent / "docs" / "results"
 AUTO, BESIDE = "auto, a network of ours", "best measured with the paper's network, one seed"
 
 HDP = {"mnist": "Robust-HDP's budgets on MNIST (Table 8)", "fashion-mnist": "its budgets on Fashion-MNIST (Table 9)"}
-FAIR, SPREAD, LEVELS = "FedFDP at ε = 3.52 (Table IV)", "FedFDP at ε = 3.52 (Table V)", "FedFDP on FashionMNIST (Table VI)"
+FAIR, SPREAD, LEVELS = (
+    "FedFDP at ε = 3.52 (Table IV)",
+    "FedFDP at ε = 3.52 (Table V)",
+    "FedFDP on FashionMNIST (Table VI)",
+)
 PAGES = {
     HDP["mnist"]: "robust-hdp-table8",
     HDP["fashion-mnist"]: "robust-hdp-table9",
@@ -109,15 +113,15 @@ def says(measured: Mapping[Place, Entry], there: Mapping[Place, tuple[float | No
 EXPERIMENTS = (
     Experiment(
         name="accuracy/published",
-        title="auto, with nothing searched, on the benchmarks of Robust-HDP and FedFDP: the best printed number beside it",
+        title="auto, with nothing searched, on the benchmarks of Robust-HDP and FedFDP, beside the best that they print",
         cost="81 runs of a linear head on scattering features, up to 94,090 parameters; about an hour on two cores",
         measures=(ACCURACY, RECORDS, WORST),
         published=printed(),
         differs=(
-            "Not a table of any paper: the same federations and budgets, each at the papers' δ, with the method and the "
-            "model that sordino takes by default, every release counted by the tight accountant. The network is ours, a "
-            "linear head on fixed scattering features, and what is printed beside it is the best of all methods of the "
-            "paper in that column, whatever network they have.",
+            "Not a table of any paper: the same federations and budgets, each at the papers' δ, with the method and "
+            "the model that sordino takes by default, every release counted by the tight accountant. The network is "
+            "ours, a linear head on fixed scattering features, and what is printed beside it is the best of all "
+            "methods of the paper in that column, whatever network they have.",
             "Nothing is searched: rounds, batches and steps follow from sizes, budgets and the model (docs/tuning.md).",
             "Another partition for every seed. The row beside is the best of all private methods that this project ran "
             "with the paper's network, each with values searched for it, on one seed.",
