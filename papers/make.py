@@ -18,7 +18,7 @@ from papers.experiment import Cell
 from papers.standin import load_or_stand_in
 from sordino import methods, models
 from sordino.data import Dataset, Federation
-from sordino.methods import Method, noises_of
+from sordino.methods import Method, noises_of, wants_auto
 from sordino.study.folder import Planned
 from sordino.study.prepared import Prepared
 from sordino.study.run import prepare
@@ -112,7 +112,7 @@ class Workshop:
         training = {key: value for key, value in cell.training.items() if key not in NOT_FOR_NOISE}
         asked = [(one.question.what, one.batch, one.share, one.size, one.of) for one in method.ask]
         drawn = None
-        if method.select.draws:
+        if method.select.draws or wants_auto(method, cell.training):  # rounds may then follow from the model
             drawn = [method.select.name, cell.parts.get("select"), cell.seed, cell.model, dict(cell.model_options)]
         budgets = [(b.epsilon, b.delta, str(b.adjacency)) for b in clients.budgets or ()]
         who = [clients.sizes.tolist(), budgets, clients.batch_sizes, clients.names]

@@ -13,6 +13,8 @@ from papers.make import Workshop
 from papers.store import Store, diverged, figures, hardware
 from sordino.engine.devices import torch_device
 from sordino.errors import BadInput, Diverged, SordinoError
+from sordino.methods import Training
+from sordino.methods.auto import MOST
 from sordino.study.folder import Copies
 from sordino.study.prepared import Prepared, Run
 from sordino.study.schedule import Ending, Scheduler
@@ -46,12 +48,12 @@ class Cells:
     def finish(self, cells: Sequence[Cell], what: str, how: Scheduler, watch: Silent) -> bool:
         """Make the runs that are not finished yet; False where some had to be left for another time."""
         every = list({cell.id: cell for cell in cells}.values())
-        left = {cell.id: cell.settled.training["rounds"] for cell in every if not self.finished(cell)}
+        left = {cell.id: _rounds(cell) for cell in every if not self.finished(cell)}
         if left:
             watch.begin(sum(left.values()), len(left), what)
 
         def tell(some: Sequence[Cell], record: dict[str, Any]) -> None:
-            watch.advance(sum(1 for cell in some if record["round"] <= cell.settled.training["rounds"]))
+            watch.advance(sum(1 for cell in some if record["round"] <= _rounds(cell)))
 
         for ended in how.run(every, self, tell):
             self.workshop.replaced.update(ended.note)
@@ -97,6 +99,12 @@ class Cells:
         elif isinstance(found, Diverged):
             self.store.write(cell, diverged(seconds, where, str(found)))
         return Ending(cell, None if isinstance(found, Run) else found, dict(self.workshop.replaced))
+
+
+def _rounds(cell: Cell) -> int:
+    """How many rounds a run has, or at most has where it sets them itself."""
+    given = cell.settled.training.get("rounds", MOST if cell.method == "auto" else Training.rounds)
+    return MOST if given == "auto" else int(given)
 
 
 def chosen_values(

@@ -65,9 +65,9 @@ def cancer():
     ("features", "shape"),
     [
         ("random", [128]),
-        ("polynomial", [495]),
-        ("binned", [120]),
-        ({"name": "binned", "bins": 4, "soft": False}, [120]),
+        ("polynomial", [496]),
+        ("binned", [121]),
+        ({"name": "binned", "bins": 4, "soft": False}, [121]),
     ],
     ids=str,
 )
@@ -98,7 +98,7 @@ def test_a_study_file_says_the_same(cancer, tmp_path):
     assert run.result["study"]["model"] == other.result["study"]["model"]
     assert torch.equal(run.weights, other.weights)
     plan = sd.plan(study.federation(), "logistic", features={"name": "binned", "bins": 4}, rounds=2, **SETTINGS)
-    assert plan.dimension == 30 * 4 * 2 + 2
+    assert plan.dimension == (30 * 4 + 1) * 2 + 2
     for features, message in (("bined", "did you mean 'binned'"), ({"name": "binned", "bin": 3}, "no option bin")):
         with pytest.raises(BadInput, match=message):
             make_study({**words, "model": {"name": "logistic", "features": features}}).check()
@@ -150,8 +150,16 @@ def deployed(features, clients, **training):
     return {**table("dp-fedavg", clients, rounds=2, **training), "model": {"name": "logistic", "features": features}}
 
 
-@pytest.mark.parametrize("features", ["scatter", {"name": "binned", "bins": 3}, "ownfeatures:public"], ids=str)
-@pytest.mark.parametrize("kept", [True, False], ids=["once", "at every step"])
+@pytest.mark.parametrize(
+    ("features", "kept"),
+    [
+        ("scatter", True),
+        ({"name": "binned", "bins": 3}, True),
+        ("ownfeatures:public", True),
+        ("ownfeatures:public", False),
+    ],
+    ids=str,
+)
 def test_a_deployed_study_ends_where_its_simulation_ends(own, tmp_path, monkeypatch, features, kept):
     if not kept:
         monkeypatch.setattr(job, "KEPT", 0)

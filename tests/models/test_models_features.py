@@ -65,6 +65,12 @@ def features(spec, shape):
     return model.get_submodule("features")
 
 
+def of_length_one(numbers):
+    """The numbers beside a constant of 0.25, so that all of them have length 1."""
+    length = math.sqrt(sum(one**2 for one in numbers) / (1 - 0.25**2))
+    return [*(one / length for one in numbers), 0.25]
+
+
 @pytest.mark.parametrize("degree", [2, 3])
 def test_polynomials_are_all_products(degree):
     x = torch.randn(3, 4, dtype=torch.float32)
@@ -74,8 +80,7 @@ def test_polynomials_are_all_products(degree):
         for many in range(1, degree + 1):
             for chosen in itertools.combinations_with_replacement(record, many):
                 wanted.append(math.prod(chosen))
-        length = math.sqrt(sum(one**2 for one in wanted))
-        assert out == pytest.approx([one / length for one in wanted], abs=1e-6)
+        assert out == pytest.approx(of_length_one(wanted), abs=1e-6)
 
 
 @pytest.mark.parametrize("soft", [True, False])
@@ -94,8 +99,7 @@ def test_bins_are_those_of_the_formula(soft):
                     low, high = -1 + k * 0.4, -1 + (k + 1) * 0.4
                     wanted.append(float(low <= inside < high or (k == 4 and inside == 1.0)))
         wanted = [one - 1 / 5 for one in wanted] + [record[3]]
-        length = math.sqrt(sum(one**2 for one in wanted))
-        assert out == pytest.approx([one / length for one in wanted], abs=1e-6)
+        assert out == pytest.approx(of_length_one(wanted), abs=1e-6)
 
 
 @pytest.mark.parametrize("spec", ["polynomial", "binned", {"name": "binned", "soft": False}])
@@ -111,11 +115,12 @@ def test_random_features_are_those_of_the_network_of_that_name():
     assert torch.equal(one(x), two(x))
 
 
-def test_scattering_before_a_linear_model_is_scatter_linear():
+def test_scattering_before_a_model_is_that_of_scatter_linear_with_the_places_of_an_image():
     x = torch.rand(3, 1, 8, 8)
-    one = models.build("scatter-linear", (1, 8, 8), 3, 5, angles=6)
-    two = models.build("logistic", (1, 8, 8), 3, 5, features={"name": "scatter", "angles": 6})
-    assert torch.equal(one(x), two(x))
+    fixed, _ = models.split_fixed(models.build("scatter-linear", (1, 8, 8), 3, 5, angles=6))
+    before = models.build("logistic", (1, 8, 8), 3, 5, features={"name": "scatter", "angles": 6})
+    flat = before.get_submodule("features")(x).flatten(1)
+    assert torch.allclose(fixed(x)[:, :-1], flat * math.sqrt(1 - 0.25**2), atol=1e-6)
     images = models.build("cnn-small", (1, 28, 28), 3, features="scatter")
     models.check(images, (1, 28, 28), 3)
 

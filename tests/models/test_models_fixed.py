@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import replace
 
 import pytest
@@ -61,3 +62,17 @@ def test_saved_runs_take_records_as_they_are(digits, tmp_path):
     run.save(tmp_path / "run.sordino")
     x = torch.from_numpy(digits.x[:5])
     assert torch.allclose(sd.load(tmp_path / "run.sordino").model(x), run.model(x))
+
+
+def test_threads_that_take_pieces_of_their_own_change_nothing(monkeypatch):
+    fixed, _ = models.split_fixed(models.build("scatter-linear", (1, 8, 8), 3))
+    x = torch.rand(40, 1, 8, 8)
+    whole = models.apply_fixed(fixed, x)
+    monkeypatch.setattr(importlib.import_module("sordino.models.fixed"), "BATCH", 7)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        assert torch.allclose(models.apply_fixed(fixed, x), whole, atol=1e-6)
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)

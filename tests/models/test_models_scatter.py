@@ -15,7 +15,7 @@ from sordino import models
 from sordino.client import gradients
 from sordino.client.gradients.losses import loss_by_name
 from sordino.errors import BadInput
-from sordino.models.scatter import Bands, Colours, Scatter, UnitLength, wavelet
+from sordino.models.scatter import Bands, Colours, Intercept, Scatter, UnitLength, wavelet
 
 
 def slow_wave(size, sigma, theta, xi, slant):
@@ -132,6 +132,8 @@ def test_every_record_has_features_of_length_one(shape):
     x[3] *= 1e-2
     assert torch.allclose(fixed(x).norm(dim=1), torch.ones(5), atol=1e-5)
     assert UnitLength()(torch.zeros(1, 4)).abs().max() == 0
+    short = torch.tensor([[0.6, 0.8]])
+    assert torch.allclose(Intercept()(short), torch.tensor([[0.6 * 0.9375**0.5, 0.8 * 0.9375**0.5, 0.25]]))
 
 
 @pytest.mark.parametrize("name", ["scatter-linear", "scatter-cnn"])
@@ -191,7 +193,7 @@ def test_what_cannot_be_scattered_is_refused_with_the_remedy(shape, options, wor
         models.build("scatter-linear", shape, 10, **options)
 
 
-def test_a_run_on_digits_learns_saves_and_goes_on(digits, tmp_path):
+def test_a_run_on_digits_learns_and_is_loaded_again(digits, tmp_path):
     options = {"batch": 32, "steps": 2, "lr": 8.0, "clip": 1.0}
     run = sd.train(digits, "scatter-linear", "fedavg", 12, out=tmp_path / "run", **options)
     assert run.result["final"]["accuracy"] > 0.8

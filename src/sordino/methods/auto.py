@@ -31,7 +31,7 @@ from sordino.methods.training import Population, Training
 from sordino.privacy.accounting import calibrate
 from sordino.privacy.types import Scheme
 from sordino.server.projected import budget_shares
-from sordino.server.rules import balance
+from sordino.server.rules import SPREAD, balance
 
 AUTO = "auto"
 CHOSEN = ("rounds", "rate", "lr", "clip", "evaluate")
@@ -40,8 +40,8 @@ CHOSEN = ("rounds", "rate", "lr", "clip", "evaluate")
 FEWEST, MOST = 200, 1000
 """Rounds: with fewer an average of the last models has too few, and more brought nothing on the benchmark."""
 
-STRIDE = 35.0
-"""The longest step of an output in one round: with longer ones little noise is wasted on going to and fro."""
+STRIDE = 15.0
+"""The longest step of an output in one round, where MOST rounds allow it: longer ones go to and fro."""
 
 RATES = (0.05, 0.1, 0.2, 0.5, 1.0)
 SPARED = 1.05
@@ -145,7 +145,9 @@ def _least_noise(population: Population, rate: float = 1.0, steps: int = 1) -> N
     sampling = Scheme.FULL if rate >= 1.0 else Scheme.POISSON
     kinds = {(b.epsilon, b.delta, b.adjacency) for b in population.budgets}
     found = {
-        kind: float(np.asarray(calibrate(kind[0], kind[1], rate, steps, sampling=sampling.value, adjacency=kind[2].value)))
+        kind: float(
+            np.asarray(calibrate(kind[0], kind[1], rate, steps, sampling=sampling.value, adjacency=kind[2].value))
+        )
         for kind in kinds
     }
     each = np.array([found[b.epsilon, b.delta, b.adjacency] * b.adjacency.sensitivity for b in population.budgets])
@@ -158,7 +160,7 @@ def _shares(population: Population) -> NDArray[np.float64]:
 
 def _together(method: Method, population: Population, noise: NDArray[np.float64], dimension: int) -> float:
     """κ of the combined update, by the weights that the method's rule aims at."""
-    weights = balance(_shares(population), noise, 1.0 / math.sqrt(dimension))
+    weights = balance(_shares(population), noise, SPREAD / math.sqrt(dimension))
     if method.aggregate.aims == "size":
         weights = _shares(population)
     elif method.aggregate.aims == "budget":
@@ -200,7 +202,10 @@ def _step(plan: Plan, learner: Learner, rule: Rule) -> tuple[float, str]:
     lengths = sum(training.server_rate(number, rounds) for number in range(1, rounds + 1))
     number = float((_shares(plan.population) * steps).sum()) * lengths
     target = rule.target(learner.classes)
-    way = min(target / noise if noise > 0 else math.inf, STRIDE * rounds) / learner.reach
+    way = (target / noise if noise > 0 else STRIDE * rounds) / learner.reach
     found = float(f"{way / (training.clip * number):.3g}")
     told = f"noise {noise * way * learner.reach:.2g} on an output at the end" if noise > 0 else "no noise"
-    return found, f"lr {found:g}: {told} (κ = {noise:.2e} a unit of the way, outputs move by {learner.reach:.3g} per unit)"
+    return (
+        found,
+        f"lr {found:g}: {told} (κ = {noise:.2e} a unit of the way, outputs move by {learner.reach:.3g} per unit)",
+    )

@@ -63,7 +63,7 @@ PARTS_OF: dict[str, Callable[[], dict[str, Any]]] = {
 """By method, the parts that are not plain: every client in every round, flat clipping, descent, averaging by size."""
 
 SUMMARIES = {
-    "auto": "Sets itself from public facts: rounds, batches, steps, and weights that balance noise (ours; the default).",
+    "auto": "Sets itself from public facts: rounds, batches, steps; weights that balance noise (ours, the default).",
     "fedavg": "Federated averaging without privacy: the ceiling. NOT PRIVATE.",
     "dp-fedavg": "Every client its own noise; updates weighted by size.",
     "minimum-epsilon": "Everyone uses the noise of the strictest client; updates weighted by size.",

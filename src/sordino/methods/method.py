@@ -44,8 +44,8 @@ KINDS: dict[str, type] = {
 class Method:
     """A named composition of parts. ``private=False`` means no clipping, no noise, NOT PRIVATE in every output.
 
-    ``defaults`` are the settings of training it asks for where nobody says otherwise. ``ask`` is a question or a tuple of them; ``calibrate`` may be a name; ``aggregate`` may be a plain function
-    (updates, facts, memory) → outcome.
+    ``ask`` is a question or a tuple of them; ``calibrate`` may be a name; ``aggregate`` may be a plain function
+    (updates, facts, memory) → outcome. ``defaults`` are settings of training, used where nobody says otherwise.
     """
 
     name: str = "custom"

@@ -20,7 +20,7 @@ from sordino.errors import BadInput
 from sordino.made import imported
 from sordino.models.fixed import Features, FixedFeatures
 from sordino.models.isolation import OneByOne, isolated
-from sordino.models.scatter import UnitLength, features_of, scattered
+from sordino.models.scatter import Intercept, UnitLength, features_of, scattered
 
 Shape = tuple[int, ...]
 Spec = str | Mapping[str, Any]
@@ -109,8 +109,8 @@ def _scatter(shape: Shape, angles: int = 6) -> Made:
 
 
 def _unit(shape: Shape) -> Made:
-    """x/‖x‖: a record's numbers divided by their length."""
-    return [nn.Flatten(), UnitLength()], (math.prod(shape),)
+    """x/‖x‖ and a constant: a record's numbers divided by their length."""
+    return [nn.Flatten(), UnitLength(), Intercept()], (math.prod(shape) + 1,)
 
 
 def _random(shape: Shape, hidden: int = 128) -> Made:
@@ -129,7 +129,7 @@ def _polynomial(shape: Shape, degree: int = 2) -> Made:
             f"features 'polynomial': {count} numbers have {size} products of degree up to {degree}, more than {MOST}: "
             "use a smaller degree, or 'random' or 'binned'"
         )
-    return [nn.Flatten(), Products(count, degree), UnitLength()], (size,)
+    return [nn.Flatten(), Products(count, degree), UnitLength(), Intercept()], (size + 1,)
 
 
 def _binned(
@@ -145,7 +145,7 @@ def _binned(
             f"features 'binned': low = {low} and high = {high}: the range of encoded numbers, such as 0 and 1"
         )
     module = Bins(count, binned, bins, float(low), float(high), bool(soft))
-    return [nn.Flatten(), module, UnitLength()], (module.size,)
+    return [nn.Flatten(), module, UnitLength(), Intercept()], (module.size + 1,)
 
 
 def _whole(name: str, option: str, value: Any, least: int, most: int) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from sordino.models.isolation import OneByOne, isolated
-from sordino.models.scatter import Bands, Colours, Scatter, UnitLength
+from sordino.models.scatter import Bands, Colours, Intercept, Scatter, UnitLength
 
 BATCH, BYTES = 8192, 1 << 26
 """Records that go through the fixed modules at a time, and the most memory that their output may take."""
@@ -66,7 +67,7 @@ class Features(nn.Sequential):
         return {"name": self.name, "options": self.options, "shape": list(self.shape), "sha256": digest(self)}
 
 
-WORTH = (FixedFeatures, Standardise, Scatter, Colours, Bands, UnitLength, OneByOne, Features)
+WORTH = (FixedFeatures, Standardise, Scatter, Colours, Bands, UnitLength, Intercept, OneByOne, Features)
 PURE = (nn.Flatten, *WORTH)
 """Modules that give the same for a record whenever they are asked, one record at a time, and train nothing."""
 
@@ -113,12 +114,30 @@ def one_by_one(fixed: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def apply_fixed(fixed: nn.Module, x: Tensor) -> Tensor:
-    """The fixed modules' output for all records, some at a time, on the device of x."""
+    """The fixed modules' output for all records, some at a time, on the device of x.
+
+    On a CPU every thread takes pieces of its own: threads that share each small operation mostly wait for each other.
+    """
     fixed = fixed.to(x.device)
     with torch.no_grad():
         one: Tensor = fixed(x[:1])
-        found = one.new_empty(len(x), *one.shape[1:])
-        size = max(1, min(BATCH, BYTES // max(1, one.nbytes)))
-        for some, out in zip(x.split(size), found.split(size)):
-            out.copy_(fixed(some))
+    found = one.new_empty(len(x), *one.shape[1:])
+    size = max(1, min(BATCH, BYTES // max(1, one.nbytes)))
+    pieces = list(zip(x.split(size), found.split(size)))
+
+    def work(piece: tuple[Tensor, Tensor]) -> None:
+        with torch.no_grad():
+            piece[1].copy_(fixed(piece[0]))
+
+    threads = min(torch.get_num_threads(), len(pieces)) if x.device.type == "cpu" else 1
+    if threads < 2:
+        for piece in pieces:
+            work(piece)
+        return found
+    before = torch.get_num_threads()
+    try:
+        with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            list(pool.map(work, pieces))
+    finally:
+        torch.set_num_threads(before)
     return found

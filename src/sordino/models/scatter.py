@@ -165,6 +165,22 @@ class UnitLength(nn.Module):
 
 
 @isolated
+class Intercept(nn.Module):
+    """(√(1 − c²) x, c) with c = 0.25: a constant beside a record's numbers, in place of a head's own intercept.
+
+    An intercept of its own is a feature 1 beside features of length 1: half of a clipped gradient's square, where c
+    takes a sixteenth. The noise that a budget asks for does not grow with what is left for the features.
+    """
+
+    SHARE = 0.25
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Flat records with a constant at their end; of length 1 where they were."""
+        constant = x.new_full((len(x), 1), self.SHARE)
+        return torch.cat([math.sqrt(1 - self.SHARE**2) * x, constant], 1)
+
+
+@isolated
 class Colours(nn.Module):
     """Red, green and blue as brightness (r + g + b)/√3 and two differences, (r − g)/√2 and (r + g − 2b)/√6."""
 
@@ -223,10 +239,11 @@ def scatter_linear(shape: tuple[int, ...], classes: int | None, angles: int = 6)
     """A linear head on normed scattering features (Tramèr and Boneh, 2021); 24,020 parameters on 1×28×28.
 
     Every record's features have length 1, so that the gradient of the head has the same length whatever the image's
-    size.
+    size; one of them is a constant, in place of an intercept.
     """
-    maps = scattered(shape, angles)
-    return nn.Sequential(*maps, nn.Flatten(), UnitLength(), nn.Linear(math.prod(features_of(shape, angles)), classes or 1))
+    maps, count = scattered(shape, angles), math.prod(features_of(shape, angles))
+    head = nn.Linear(count + 1, classes or 1, bias=False)
+    return nn.Sequential(*maps, nn.Flatten(), UnitLength(), Intercept(), head)
 
 
 def scatter_cnn(shape: tuple[int, ...], classes: int | None, angles: int = 6) -> nn.Module:

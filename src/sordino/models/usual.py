@@ -19,7 +19,7 @@ SEEN = 16
 def usual(
     shape: tuple[int, ...], ranged: tuple[int, float, float] | None, options: Mapping[str, Any]
 ) -> tuple[str, dict[str, Any]]:
-    """Name and options of the model for records of a shape: a linear head on fixed features of length 1.
+    """Name and options of the model for records of a shape: a linear head on fixed features of length 1, one constant.
 
     Images get scattering features; tables bins over declared ranges, where ``ranged`` says how many of the first
     numbers have one, and which; other records are only brought to length 1. ``features`` among the options take their
@@ -33,15 +33,15 @@ def usual(
         return "scatter-linear", {}
     if ranged is not None:
         columns, low, high = ranged
-        return "logistic", {"features": {"name": "binned", "columns": columns, "low": low, "high": high}}
-    return "logistic", {"features": "unit"}
+        return "linear", {"features": {"name": "binned", "columns": columns, "low": low, "high": high}}
+    return "linear", {"features": "unit"}
 
 
 def reach(model: nn.Module, shape: tuple[int, ...]) -> float:
     """How far an output moves when the weights move by 1 along its gradient: √(mean of ‖∂f_j/∂w‖²).
 
     The mean is over outputs j and a few records of numbers drawn uniformly from [0, 1] by a fixed seed, at the model's
-    own weights. No client's record is seen. A linear head with an intercept on features of length 1 has √2.
+    own weights. No client's record is seen. A linear head on features of length 1 has 1.
     """
     parameters = [one for one in model.parameters() if one.requires_grad]
     drawn = torch.rand((SEEN, *shape), generator=torch.Generator().manual_seed(0))

@@ -54,7 +54,11 @@ class Served:
         """Schedule and noise for these sites; ``noises`` of a run that goes on."""
         sizes = np.array([int(one["records"]) for one in facts.values()], dtype=np.int64)
         budgets = tuple(Budget(float(f["epsilon"]), float(f["delta"]), f["adjacency"]) for f in facts.values())
-        sites, seed, method = Population(tuple(facts), sizes, budgets), self.study.study.seed, self.study.chosen_method()
+        sites, seed, method = (
+            Population(tuple(facts), sizes, budgets),
+            self.study.study.seed,
+            self.study.chosen_method(),
+        )
         given = self.study.settings()
         reach = models.reach(self.template, tuple(self.brief["shape"])) if methods.wants_auto(method, given) else 1.0
         learner = methods.Learner(len(self.start), self.brief["classes"], reach)

@@ -66,7 +66,7 @@ class SiteBudget(Section):
 class Limits(Section):
     """``[limits]``: what a server may ask for; the attributes of ``Policy``.
 
-    ``modules``: Python modules whose methods and parts (``module:attribute`` in a study) this site allows.
+    ``modules``: Python modules whose methods, parts and features (``module:attribute`` in a study) this site allows.
     """
 
     methods: list[str] | None = None

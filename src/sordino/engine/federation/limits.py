@@ -41,7 +41,8 @@ class Policy:
         one: it can start several, and the budget is what limits them together.
     least_noise: the smallest noise multiplier of any release, whatever the budget would pay for.
     clip: the range of clipping radii. A tiny radius would put noise below what floats resolve, so there is a floor.
-    modules: Python modules that methods and parts named ``module:attribute`` may come from; this site's copies run.
+    modules: Python modules that methods, parts and features named ``module:attribute`` may come from; this site's
+        copies run.
     """
 
     methods: tuple[str, ...] | None = None
