@@ -63,7 +63,7 @@ class Heads:
     x, y: features ``[n, D]`` and targets of all records.
     train, test: by client, the places of its records.
     noise: by client, z_i S/b_i.
-    start: the first weights ``[D + 1, k]``, intercepts last.
+    start: the first weights ``[D, k]``.
     classes: k, or None for regression.
     """
 
@@ -91,7 +91,7 @@ class Heads:
 
 
 def train(heads: Heads, points: Sequence[Point], seed: int, noisy: bool = True) -> Tensor:
-    """The weights ``[points, D + 1, k]`` that ``auto`` would show at the end; ``points`` share rounds and rate."""
+    """The weights ``[points, D, k]`` that ``auto`` would show at the end; ``points`` share rounds and rate."""
     rounds, rate = points[0].rounds, points[0].rate
     if any((one.rounds, one.rate) != (rounds, rate) for one in points):
         raise ValueError("points that are probed together have the same rounds and rate")
@@ -107,7 +107,7 @@ def train(heads: Heads, points: Sequence[Point], seed: int, noisy: bool = True) 
     pulls = _column([one.pull for one in points], device)[:, None] * paces
     random = torch.Generator(device).manual_seed(seed)
     rows, targets = x[every], heads.y[every]
-    lengths = torch.sqrt(rows.float().square().sum(1) + 1.0)
+    lengths = rows.float().norm(dim=1)
     start = heads.start.to(device)[:, None, :].expand(-1, count, -1)
     now, shown = start.clone(), start.clone()
     for number in range(1, rounds + 1):
@@ -123,9 +123,7 @@ def train(heads: Heads, points: Sequence[Point], seed: int, noisy: bool = True) 
             slope[torch.arange(len(goal), device=device), :, goal] -= 1.0
         norms = torch.linalg.vector_norm(slope, dim=-1) * long[:, None]
         slope *= (part / (norms + GAMMA))[..., None]
-        gradient = torch.empty_like(now)
-        gradient[:-1] = (batch.T @ slope.flatten(1).to(batch.dtype)).float().unflatten(1, (count, outputs))
-        gradient[-1] = slope.sum(0)
+        gradient = (batch.T @ slope.flatten(1).to(batch.dtype)).float().unflatten(1, (count, outputs))
         if noisy:
             gradient += torch.randn(now.shape, device=device, generator=random) * deviation
         at = number - 1
@@ -147,9 +145,9 @@ def losses(heads: Heads, weights: Tensor) -> Array:
 
 
 def _outputs(x: Tensor, weights: Tensor) -> Tensor:
-    """x·W + c for every setting, ``[n, points, k]``; weights ``[D + 1, points, k]``."""
-    plain: Tensor = (x @ weights[:-1].flatten(1).to(x.dtype)).float()
-    return torch.unflatten(plain, 1, tuple(weights.shape[1:])) + weights[-1]
+    """x·W for every setting, ``[n, points, k]``; weights ``[D, points, k]``."""
+    found: Tensor = (x @ weights.flatten(1).to(x.dtype)).float()
+    return torch.unflatten(found, 1, tuple(weights.shape[1:]))
 
 
 def _column(values: Sequence[float] | Array, device: torch.device) -> Tensor:

@@ -77,7 +77,7 @@ def heads_of(ready: Prepared, halved: int = HALVED) -> Heads:
     if x.shape[1] >= halved:
         x = x.bfloat16()
     each = [c.noise * c.terms.adjacency.sensitivity / c.terms.divisor for c in ready.plan.clients]
-    start = torch.cat([linear.weight.detach().T, linear.bias.detach()[None]])
+    start = linear.weight.detach().T
     clients = ready.clients
     return Heads(x, torch.from_numpy(clients.y), clients.train, clients.test, np.array(each), start, clients.classes)
 
