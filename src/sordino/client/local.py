@@ -39,6 +39,8 @@ class Local:
     state: the names of the per-client vectors of length d that survive between rounds; they start at zero.
     needs: the questions whose answers it uses; they must be asked of the step's own batch.
     partner: what it shares with the aggregation rule that is its other half at the server, if there is one.
+    begin: (start[rows, d], state) → (params, state), where clients have models of their own: the model that a client
+        with this state has, given the server's weights. None: every turn starts from the server's weights.
     sends: (a client's broadcast, lengths of the model's tensors) → how many numbers it uploads under which names.
     made: the factory and options that made it, set by ``sordino.made.Factory``.
     """
@@ -50,6 +52,7 @@ class Local:
     needs: tuple[str, ...] = ()
     partner: str = ""
     sends: Callable[[Public, tuple[int, ...]], Mapping[str, int]] = _whole
+    begin: Callable[[Tensor, State], tuple[Tensor, State]] | None = None
     made: Made | None = None
 
 

@@ -31,14 +31,14 @@ from sordino.study.view import PlanView
 
 def load(path: str | os.PathLike[str]) -> Run:
     """A run from the file that ``run.save`` wrote, or from a run folder."""
-    result, weights = load_run(Path(path))
+    result, weights, personal = load_run(Path(path))
     about = result["study"]["model"]
     template = None
     if about["name"] in models.names() or ":" in about["name"]:
         template = models.build(
             about["name"], tuple(about["shape"]), about["classes"], result["seed"], **about["options"]
         )
-    return Run(result, weights, template)
+    return Run(result, weights, template, personal)
 
 
 def prepare(
@@ -169,6 +169,10 @@ def train(
     if shard is not None and kept and ready.plan.method.local.state:
         raise BadInput(
             f"{ready.plan.method.name!r} keeps state at clients, which a checkpoint of one process of several lacks"
+        )
+    if shard is not None and ready.plan.method.local.begin is not None:
+        raise BadInput(
+            f"{ready.plan.method.name!r} gives every client a model of its own, which processes do not share: use one"
         )
     torch_device(device)  # refuses one that is not there, before a folder is made
     keeper = Keeper(None if ledger is None else Path(ledger))

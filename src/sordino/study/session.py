@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from sordino import methods, models
 from sordino.client import gradients
@@ -22,7 +23,7 @@ from sordino.data import Federation
 from sordino.engine.checkpoint import Checkpoint
 from sordino.engine.devices import threads_for_step, torch_device
 from sordino.engine.evaluate import Observer
-from sordino.engine.mapped import make_records
+from sordino.engine.mapped import MAPPED_BYTES, make_records
 from sordino.engine.rounds import stopped
 from sordino.engine.sharded import Shard
 from sordino.engine.simulate import Setup, simulate
@@ -92,10 +93,17 @@ class Session:
         if early := stopped(plan, state.round):
             log.warning("%s: %s", plan.method.name, early["reason"])
         study = self.ready.study if name is None else {"name": name, **self.ready.study}
-        result = build_result(study, plan, state, self.book, self.run, self.ready.seed, self.setup.observer)
+        result = build_result(study, self.setup, state, self.book, self.run, self.ready.seed)
         if self.book is not None:
             self.book.close_run(self.run)
-        return Run(result, state.shown.detach().cpu(), self.ready.template)
+        return Run(result, state.shown.detach().cpu(), self.ready.template, self._personal())
+
+    def _personal(self) -> Tensor | None:
+        """All clients' own models, a row each; None where there are none, or more than a run should hold."""
+        own, count = self.setup.own_models(self.state), len(self.ready.plan.clients)
+        if own is None or 4 * count * len(self.state.weights) > MAPPED_BYTES:
+            return None
+        return torch.stack([own(client).detach().cpu() for client in range(count)])
 
 
 def train_alone(
@@ -182,7 +190,7 @@ def _train(
             ended |= {place: one.result(name) for place, one in sessions.items() if place not in ended}
         for place, done in ended.items():
             if isinstance(done, Run):
-                keeper.finish(done.result, done.weights, place)
+                keeper.finish(done.result, done.weights, place, done.personal)
     return [ended[place] for place in range(len(runs))]
 
 
