@@ -125,6 +125,15 @@ def test_data_sets_of_one_shape_share_a_stack(digits):
         assert_same(one, alone)
 
 
+def test_runs_of_least_squares_share_a_stack_with_each_other_only(digits):
+    keys = {"rounds": 1, "sampling": "full"}
+    for one, alone in together_and_alone([(digits, "least-squares", seed, keys) for seed in (0, 1)]):
+        assert_same(one, alone)
+    runs = [prepare(digits, "logistic", method, 0, None, keys) for method in ("least-squares", "dp-fedavg")]
+    with pytest.raises(CannotStack, match="one model"):
+        train_together(runs, device="cpu")
+
+
 def test_runs_without_a_common_model_are_refused(digits):
     runs = [prepare(digits, model, "dp-fedavg", 0, None, {"rounds": 1}) for model in ("logistic", "mlp")]
     with pytest.raises(CannotStack, match="one model"):

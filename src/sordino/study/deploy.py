@@ -35,13 +35,15 @@ Facts = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Served:
-    """A study made ready at the server: the model's first weights, and the brief that every site gets."""
+    """A study made ready at the server: the first weights, and the brief that every site gets."""
 
     study: Study
     template: nn.Module
     start: Tensor
     layout: Layout
     brief: dict[str, Any]
+    shown: Tensor
+    """The model's first weights; ``start`` are those of what is trained, which may be something in its place."""
 
     @property
     def loss(self) -> str:
@@ -102,10 +104,15 @@ def prepare(study: Study, run: str) -> Served:
         raise BadInput('deployment.sites lists the sites by name, each once: sites = ["north", "south"]')
     check_promised(Adjacency.parse(study.budgets.adjacency))
     shape, classes, schema = features(study)
-    study.chosen_method()  # refuses what is unknown, before anything is sent
+    method = study.chosen_method()  # refuses what is unknown, before anything is sent
     template = models.build(study.model.name, shape, classes, study.study.seed, **study.model.options)
     models.check(template, shape, classes)
     engine = gradients.build(template, "cross-entropy" if classes is not None else "half-squared-error")
+    start = shown = engine.flatten(template)
+    if method.local.trains is not None:
+        module, loss = method.local.trains(template)
+        engine = gradients.build(module, loss)
+        start = engine.flatten(module)
     layout = tuple((name, tuple(size), offset) for name, size, offset in engine.layout)
     brief = {
         "name": study.study.name,
@@ -121,7 +128,7 @@ def prepare(study: Study, run: str) -> Served:
         "schema": schema,
         "adjacency": study.budgets.adjacency,
     }
-    return Served(study, template, engine.flatten(template), layout, brief)
+    return Served(study, template, start, layout, brief, shown)
 
 
 def features(study: Study) -> tuple[tuple[int, ...], int | None, str | None]:

@@ -97,6 +97,10 @@ class Prepared:
     """The model from its first trained layer on, which is what ``engine`` has."""
     fixed: nn.Module | None = None
     """What the model does to a record before its first trained layer: ``engine`` takes it as done."""
+    judge: gradients.Engine | None = None
+    """The engine of the model itself, where ``engine`` has another module in its place (``Local.trains``)."""
+    graded_loss: str = ""
+    """The loss of that other module."""
     first_keys: bool = False
     """Whether the run was begun by sordino 0.1, which knew parts by their names only."""
 
@@ -126,7 +130,7 @@ class Prepared:
         frozen = [(name, one) for name, one in self.template.named_parameters() if not one.requires_grad]
         for name, one in [*self.template.named_buffers(), *frozen]:
             held.update(name.encode() + np.ascontiguousarray(one.detach().cpu().numpy()).tobytes())
-        told = [self.study[key] for key in ("model", "loss", "precision")]
+        told = [*(self.study[key] for key in ("model", "loss", "precision")), repr(self.trained), self.graded_loss]
         return json.dumps(told), self.rules["model"], held.hexdigest()
 
     @property

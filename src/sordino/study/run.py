@@ -74,6 +74,11 @@ def prepare(
     # A map of every record by itself is applied once, not at every step; a mapped file is too large for that.
     fixed, trained = (None, template) if pages_of(clients.x) is not None else models.split_fixed(template)
     engine = gradients.build(trained, loss, mixed=precision == "mixed")
+    judge, graded_loss = None, ""
+    if chosen.local.trains is not None:
+        judge = engine
+        trained, graded_loss = chosen.local.trains(trained)
+        engine = gradients.build(trained, graded_loss, mixed=precision == "mixed")
     plan = methods.make_plan(chosen, settings, population, engine.dimension, seed, before and before.noises)
     study = {
         "data": clients.description,
@@ -101,6 +106,8 @@ def prepare(
         seed,
         trained,
         fixed,
+        judge,
+        graded_loss,
         before is not None and before.first_keys,
     )
 

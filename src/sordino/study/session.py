@@ -80,8 +80,9 @@ class Session:
         self.ready = replace(ready, plan=plan)
         self.gate = gate(self.book, Keyed(ready.key), run)
         self.setup = replace(make_setup(self.ready, self.gate, payable, device, records), shard=shard)
-        first = ready.engine.flatten(ready.template).to(device)
-        self.state = Checkpoint(0, first, first) if state is None else state
+        shown = (ready.judge or ready.engine).flatten(ready.template).to(device)
+        first = shown if ready.judge is None else ready.engine.flatten(ready.trained).to(device)
+        self.state = Checkpoint(0, first, shown) if state is None else state
 
     def rounds(self) -> Iterator[Checkpoint]:
         """Train the rounds that are left; the state after each."""
@@ -269,7 +270,9 @@ def make_setup(
 ) -> Setup:
     """Put data, engine, gate and observer together; ``records`` where another run has them on the device already."""
     clients, plan = ready.clients, ready.plan
-    ready.engine.module.to(device)  # what it holds fixed; weights come with every call
+    judge = ready.judge or ready.engine
+    for engine in {judge, ready.engine}:
+        engine.module.to(device)  # what it holds fixed; weights come with every call
 
     def after_fixed(found: Records) -> Records:
         """Records as the first trained layer sees them."""
@@ -285,12 +288,13 @@ def make_setup(
     also = tuple(one.question for one in plan.method.ask if one.batch == "step")
     work = Work(ready.engine, plan.method.clip, plan.method.local, also, stack=device.type == "cuda")
     if plan.training.exact_noise:
+        graded = ready.graded_loss or ready.study["loss"]
         if device.type != "cpu":
             raise BadInput('training.exact_noise computes as a site does, on a CPU: use device = "cpu"')
-        work = replace(work, alone=gradients.Alone(ready.trained, loss_by_name(ready.study["loss"])))
+        work = replace(work, alone=gradients.Alone(ready.trained, loss_by_name(graded)))
     loss = loss_by_name(ready.study["loss"]).values
     classes = clients.task == "classification"
-    observer = Observer(ready.engine, loss, records, held, clients.sizes, central, classes, clients.train)
+    observer = Observer(judge, loss, records, held, clients.sizes, central, classes, clients.train)
     return Setup(
         plan,
         work,

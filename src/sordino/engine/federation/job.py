@@ -63,6 +63,8 @@ def understand(text: str, policy: Policy, declared: Declared, budget: Budget) ->
     check_size(policy, about["name"], declared, about["options"])
     template = models.build(about["name"], declared.shape, declared.classes, int(brief["seed"]), **about["options"])
     loss = "cross-entropy" if declared.classes is not None else "half-squared-error"
+    if method.local.trains is not None:
+        template, loss = method.local.trains(template)
     engine = gradients.build(template, loss)
     if engine.dimension > policy.parameters:
         raise Refused(f"a model of {engine.dimension} parameters is too large here: at most {policy.parameters}")
