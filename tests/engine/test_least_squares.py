@@ -177,6 +177,8 @@ def test_fixed_features_and_a_saved_run(digits, tmp_path):
 def test_other_models_and_halves_that_do_not_match_are_refused(digits):
     with pytest.raises(BadInput, match="one linear layer"):
         sd.train(digits, "mlp", "least-squares", **ONCE)
+    with pytest.raises(BadInput, match="at most 4096"):
+        Moments(sd.models.build("linear", (5000,), None, 0), 8.0)
     with pytest.raises(BadInput, match="do not go together"):
         methods.get("least-squares", {"local": {"name": "moments", "weight": 2.0}})
     with pytest.raises(BadInput, match="ridge"):

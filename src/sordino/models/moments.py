@@ -9,6 +9,9 @@ from torch import Tensor, nn
 
 from sordino.errors import BadInput
 
+MOST_FEATURES = 4096
+"""D(D + 1)/2 numbers are released, and held for every record in turn."""
+
 
 class Moments(nn.Module):
     """Stands in for a model that ends in one linear layer, its only trained part, with features x ∈ R^D.
@@ -29,6 +32,8 @@ class Moments(nn.Module):
         before, head = split_head(model)
         self.before, self.weight = before, weight
         wide = head.in_features + (head.bias is not None)
+        if wide > MOST_FEATURES:
+            raise BadInput(f"{wide} features have {wide * (wide + 1) // 2} second moments: use at most {MOST_FEATURES}")
         upper = torch.triu_indices(wide, wide)
         self.register_buffer("upper", upper)
         self.register_buffer("scale", torch.where(upper[0] == upper[1], 1.0, math.sqrt(2.0)))
