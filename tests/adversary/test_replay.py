@@ -127,7 +127,7 @@ def test_a_model_that_mixes_records_moves_no_sum_by_more_than_was_declared(model
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("method", PRIVATE)
 def test_the_whole_grid(tmp_path: Path, method: str, way: str, kind: str):
-    for model in ("logistic", "mlp", "cnn-small"):
+    for model in ("logistic",) if method == "least-squares" else ("logistic", "mlp", "cnn-small"):
         simulated(method, way, kind, model)
         if method in DEPLOYABLE:
             deployed(tmp_path / model, method, way, kind, model)

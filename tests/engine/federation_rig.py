@@ -159,7 +159,7 @@ class Rig:
         return self.facts
 
     def first(self) -> Checkpoint:
-        return Checkpoint(0, self.ready.start.clone(), self.ready.start.clone())
+        return Checkpoint(0, self.ready.start.clone(), self.ready.shown.clone())
 
     def train(self, least: int = 1) -> Checkpoint:
         state = self.first()

@@ -17,7 +17,9 @@ def test_every_method_keeps_its_claim_and_the_sharp_bound_comes_near_it(name):
     found = audit_method(name, Trial(epsilon=2.0, canaries=50_000))
     assert found.passed
     assert found.claimed <= 2.0
-    assert found.gaussian > (0.65 if get(name).ask else 0.85) * found.claimed  # questions take their share
+    # Questions take their share; the common model of clients with models of their own forgets earlier releases.
+    near = 0.5 if get(name).local.begin is not None else 0.65 if get(name).ask else 0.85
+    assert found.gaussian > near * found.claimed
 
 
 @pytest.mark.parametrize("name", PRIVATE)

@@ -24,8 +24,9 @@ def together_and_alone(cases, model="logistic"):
 
 
 def assert_same(one, alone):
-    gap = np.linalg.norm(one.weights - alone.weights) / np.linalg.norm(alone.weights)
-    assert gap < 1e-5
+    for found, known in ((one.weights, alone.weights), (one.personal, alone.personal)):
+        assert (found is None) == (known is None)
+        assert known is None or np.linalg.norm(found - known) / np.linalg.norm(known) < 1e-5
     assert one.privacy == alone.privacy
     assert len(one.metrics) == len(alone.metrics)
     assert one.result["final"]["loss"] == pytest.approx(alone.result["final"]["loss"], rel=1e-3)
@@ -66,6 +67,8 @@ STACKABLE = {
     "fedavg": ("fedavg", {}),
     "scaffold": ("scaffold", {}),
     "feddyn": ("feddyn", {}),
+    "mr-mtl": ("mr-mtl", {}),
+    "fine-tuned": ("fine-tuned", {"aggregate": {"name": "fine-tuned", "alone": 0.5}}),
 }
 
 
@@ -120,6 +123,15 @@ def test_data_sets_of_one_shape_share_a_stack(digits):
     cases = [(digits, "dp-fedavg", 0, keys), (elsewhere, "dp-scaffold", 0, keys), (dealt, "dp-fedavg", 0, keys)]
     for one, alone in together_and_alone(cases):
         assert_same(one, alone)
+
+
+def test_runs_of_least_squares_share_a_stack_with_each_other_only(digits):
+    keys = {"rounds": 1, "sampling": "full"}
+    for one, alone in together_and_alone([(digits, "least-squares", seed, keys) for seed in (0, 1)]):
+        assert_same(one, alone)
+    runs = [prepare(digits, "logistic", method, 0, None, keys) for method in ("least-squares", "dp-fedavg")]
+    with pytest.raises(CannotStack, match="one model"):
+        train_together(runs, device="cpu")
 
 
 def test_runs_without_a_common_model_are_refused(digits):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sordino.client.clip import Public, fairness_factor, fairness_weight
 from sordino.made import Made, part
@@ -39,6 +39,10 @@ class Local:
     state: the names of the per-client vectors of length d that survive between rounds; they start at zero.
     needs: the questions whose answers it uses; they must be asked of the step's own batch.
     partner: what it shares with the aggregation rule that is its other half at the server, if there is one.
+    begin: (start[rows, d], state) → (params, state), where clients have models of their own: the model that a client
+        with this state has, given the server's weights. None: every turn starts from the server's weights.
+    trains: (model) → (module, loss), where gradients of another module are released in the model's place; the
+        aggregation rule then makes the model of them (``Outcome.shown``).
     sends: (a client's broadcast, lengths of the model's tensors) → how many numbers it uploads under which names.
     made: the factory and options that made it, set by ``sordino.made.Factory``.
     """
@@ -50,6 +54,8 @@ class Local:
     needs: tuple[str, ...] = ()
     partner: str = ""
     sends: Callable[[Public, tuple[int, ...]], Mapping[str, int]] = _whole
+    begin: Callable[[Tensor, State], tuple[Tensor, State]] | None = None
+    trains: Callable[[nn.Module], tuple[nn.Module, str]] | None = None
     made: Made | None = None
 
 

@@ -66,7 +66,8 @@ def take_turn(
     count, width = len(rows.turns), work.engine.dimension
     limits = {"gradient": work.clip.bound(public), **{one.what: one.bound(public) for one in work.also}}
     bounds = {part: per_row(limit, count, start.value) for part, limit in limits.items()}
-    carried = derive("weights", lambda w, s: (w.expand(count, width).clone(), s), start, state)
+    begin = work.local.begin or (lambda w, s: (w.clone(), s))
+    carried = derive("weights", lambda w, s: begin(w.expand(count, width), s), start, state)
     answers: dict[str, list[Release]] = {one.what: [] for one in work.also}
     for step in range(rows.steps):
         batch = _singles if work.alone is not None and gate.private else _pieces
@@ -188,7 +189,7 @@ def _pieces(work: Work, rows: Rows, step: int, params: Tensor, public: Public) -
     if len(rows.turns) == 1:
         for x, y, mask in rows.one(step, work.most):
             yield _piece(work, work.engine(params, x, y, mask), public, None, 1)
-    elif step == 0 and not work.stack:
+    elif step == 0 and not work.stack and work.local.begin is None:
         x, y, owner = rows.shared(step)
         if len(y):
             graded = work.engine.shared(params[0], x, y, owner, len(rows.turns))

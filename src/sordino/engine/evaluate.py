@@ -15,6 +15,9 @@ from sordino.client.rows import Records
 
 BATCH = 1024
 
+Own = Callable[[int], Tensor]
+"""A client's own model, by its place."""
+
 
 def spread(accuracy: NDArray[np.float64]) -> dict[str, float]:
     """How unequal clients fare: variance over clients, and the means of the worst and the best tenth (at least one)."""
@@ -89,9 +92,12 @@ class Observer:
         self.central = central
         self.classification = classification
 
-    def look(self, weights: Tensor) -> dict[str, Any]:
-        """Accuracy (mean, spread, per client), loss Σ p_i F_i, unfairness Ψ = Σ p_i (F_i − F)², central accuracy."""
-        loss, accuracy = self._each(weights, self.held)
+    def look(self, weights: Tensor, own: Own | None = None) -> dict[str, Any]:
+        """Accuracy (mean, spread, per client), loss Σ p_i F_i, unfairness Ψ = Σ p_i (F_i − F)², central accuracy.
+
+        With ``own``, every client's records are judged by its own model; the central test set always by ``weights``.
+        """
+        loss, accuracy = self._each(weights, self.held, own)
         overall, unfairness = self._psi(loss, self.held)
         found: dict[str, Any] = {
             "accuracy": float(np.nanmean(accuracy)) if self.classification else None,
@@ -109,11 +115,11 @@ class Observer:
             found["central_loss"] = float(central_loss.mean())
         return found
 
-    def look_back(self, weights: Tensor) -> dict[str, float]:
+    def look_back(self, weights: Tensor, own: Own | None = None) -> dict[str, float]:
         """Loss and Ψ on the records that were trained on, where the observer was given them."""
         if not self.train:
             return {}
-        overall, unfairness = self._psi(self._each(weights, self.train)[0], self.train)
+        overall, unfairness = self._psi(self._each(weights, self.train, own)[0], self.train)
         return {"train_loss": overall, "train_psi": unfairness}
 
     def _psi(self, loss: NDArray[np.float64], lists: list[NDArray[np.int64]]) -> tuple[float, float]:
@@ -124,9 +130,15 @@ class Observer:
             overall = float((shares * loss[seen]).sum())
             return overall, float((shares * (loss[seen] - overall) ** 2).sum())
 
-    def _each(self, weights: Tensor, lists: list[NDArray[np.int64]]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def _each(
+        self, weights: Tensor, lists: list[NDArray[np.int64]], own: Own | None
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Mean loss and accuracy of every client's records; NaN for a client without any."""
-        losses, hits = self._sweep(weights, self.records, torch.from_numpy(np.concatenate(lists)))
+        if own is None:
+            losses, hits = self._sweep(weights, self.records, torch.from_numpy(np.concatenate(lists)))
+        else:
+            each = [self._sweep(own(i), self.records, torch.from_numpy(one)) for i, one in enumerate(lists)]
+            losses, hits = (np.concatenate(part) for part in zip(*each))
         ends = np.cumsum([len(one) for one in lists])[:-1]
         loss = np.array([one.mean() if len(one) else np.nan for one in np.split(losses, ends)])
         return loss, np.array([one.mean() if len(one) else np.nan for one in np.split(hits, ends)])

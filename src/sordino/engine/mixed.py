@@ -114,4 +114,12 @@ def _local(parts: Sequence[Stretch]) -> Local:
             after |= labelled(place, left)
         return upload, after
 
-    return Local("mixed", update, finish)
+    def begin(start: Tensor, state: State) -> tuple[Tensor, State]:
+        params, after = start.clone(), dict(state)
+        for place, part in enumerate(parts):
+            if part.work.local.begin is not None:
+                params[part.rows], first = part.work.local.begin(start[part.rows], own(place, state))
+                after |= labelled(place, first)
+        return params, after
+
+    return Local("mixed", update, finish, begin=begin)

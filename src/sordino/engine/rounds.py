@@ -230,6 +230,7 @@ def close_round(
     state.weights, state.shown, kept = method.server.take(
         state.weights, replace(outcome, delta=delta), state.server.step
     )
+    state.shown = state.shown if outcome.shown is None else outcome.shown
     state.server = replace(state.server, step=kept)
     if not all_finite(state.weights):
         raise diverged(number)

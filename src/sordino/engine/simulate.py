@@ -73,6 +73,19 @@ class Setup:
         """What the server knows all through the run; in a simulation, also the noise that was really used."""
         return rounds.Course(self.plan, tuple(self.work.engine.layout), oracle=True)
 
+    def own_models(self, state: Checkpoint) -> Callable[[int], Tensor] | None:
+        """Every client's own model by its place, where the method gives them one; None where all share one."""
+        local = self.work.local
+        if local.begin is None:
+            return None
+        begin, count = local.begin, len(self.plan.clients)
+
+        def of(client: int) -> Tensor:
+            kept = state.kept_rows(local.state, np.array([client]), count)
+            return begin(state.weights[None], kept)[0][0]
+
+        return of
+
 
 def simulate(setup: Setup, state: Checkpoint) -> Iterator[Checkpoint]:
     """Run the rounds that are left; yields the state after each. Nothing is lost when the caller stops asking.
@@ -100,7 +113,7 @@ def look(setup: Setup, state: Checkpoint, record: dict[str, Any], taken: Index) 
     """End a round: evaluate when it is time to, and put its record into the history."""
     state.round = record["round"]
     if rounds.is_time(setup.plan, state.round):
-        record |= setup.observer.look(state.shown)
+        record |= setup.observer.look(state.shown, setup.own_models(state))
         if not math.isfinite(record["loss"]):
             log.warning(
                 "round %d: the loss is not a finite number: training diverged; use a smaller training.lr", state.round
@@ -306,7 +319,8 @@ def chunks(work: Work, terms: list[Terms]) -> Iterator[Index]:
     first = 0
     while first < len(order):
         count, batch = counts[order[first]], divisors[order[first]]
-        most = max(1, min(width, int(records // max(1.0, batch)))) if work.stack or count == 1 else 1
+        alike = count == 1 and work.local.begin is None
+        most = max(1, min(width, int(records // max(1.0, batch)))) if work.stack or alike else 1
         last = first + 1
         while last < min(len(order), first + most) and counts[order[last]] == count:
             if work.stack and divisors[order[last]] > 1.5 * batch:

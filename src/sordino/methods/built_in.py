@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sordino.client import clip, corrections, local
+from sordino.client import clip, corrections, local, moments
+from sordino.client import personal as own
 from sordino.methods import asking, selection
 from sordino.methods.calibrate import Calibrate
-from sordino.server import after, estimated, fair, pace, projected, random_effects, rules
+from sordino.server import after, estimated, fair, pace, personal, projected, random_effects, rules
+from sordino.server import moments as solving
 
 OPEN = {"private": False}
 
@@ -59,6 +61,13 @@ PARTS_OF: dict[str, Callable[[], dict[str, Any]]] = {
     "q-ffl": lambda: {"ask": asking.exact_loss(), "aggregate": fair.q_ffl(), **OPEN},
     "dp-q-ffl": lambda: {"ask": asking.loss(), "aggregate": fair.q_ffl()},
     "ali-dpfl": lambda: {"aggregate": pace.ali_dpfl()},
+    "least-squares": lambda: {
+        "local": moments.moments(),
+        "clip": clip.automatic(),
+        "aggregate": solving.least_squares(),
+    },
+    "mr-mtl": lambda: {"local": own.mr_mtl()},
+    "fine-tuned": lambda: {"local": own.fine_tuned(), "aggregate": personal.fine_tuned()},
 }
 """By method, the parts that are not plain: every client in every round, flat clipping, descent, averaging by size."""
 
@@ -95,4 +104,7 @@ SUMMARIES = {
     "q-ffl": "Clients with a larger loss count more, by its q-th power. NOT PRIVATE.",
     "dp-q-ffl": "Clients with a larger released loss count more, by its q-th power.",
     "ali-dpfl": "The number of local steps follows a convergence bound, under the budget's total.",
+    "least-squares": "One release of second moments per client; the server solves for a linear head.",
+    "mr-mtl": "Every client keeps a model of its own, drawn to the released mean of all.",
+    "fine-tuned": "Training together, then every client goes on alone from the common model.",
 }

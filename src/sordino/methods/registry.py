@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from sordino.client import clip, corrections, local
+from sordino.client import clip, corrections, local, moments, personal
 from sordino.errors import BadInput
 from sordino.made import Factory, imported, options_of
 from sordino.methods import asking, selection
@@ -18,6 +18,8 @@ from sordino.methods.built_in import PARTS_OF, SUMMARIES
 from sordino.methods.calibrate import Calibrate
 from sordino.methods.method import KINDS, Method
 from sordino.server import after, fair, radius, rules
+from sordino.server.moments import least_squares
+from sordino.server.personal import PERSONAL_RULES
 
 _METHODS: dict[str, Method] = {}
 
@@ -44,9 +46,18 @@ PARTS: dict[str, dict[str, Callable[..., Any]]] = {
         "scaffold": corrections.scaffold,
         "fedprox": corrections.fedprox,
         "feddyn": corrections.feddyn,
+        "moments": moments.moments,
+        "mr-mtl": personal.mr_mtl,
+        "fine-tuned": personal.fine_tuned,
     },
     "clip": {"flat": clip.flat, "moving": clip.moving, "automatic": clip.automatic, "fair": clip.fair},
-    "aggregate": {**rules.RULES, "averaged": radius.averaged, **fair.FAIR_RULES},
+    "aggregate": {
+        **rules.RULES,
+        "averaged": radius.averaged,
+        **fair.FAIR_RULES,
+        **PERSONAL_RULES,
+        "least-squares": least_squares,
+    },
     "server": after.STEPS,
 }
 """What ``[method]`` in a study may put in place of a part: a name, or a table with the name and its options."""

@@ -117,6 +117,7 @@ class Outcome:
     diagnostics: what to show of the round; ``log`` holds lines to be logged.
     told: what to broadcast with the next request.
     next_steps: how many local steps the next round's turns have, for a rule that sets their number.
+    shown: the model to show, for a rule that makes it itself; the server's step then shows nothing.
     iterate: the combined mean iterate minus the weights, for a server step that shows averaged iterates.
     """
 
@@ -127,6 +128,7 @@ class Outcome:
     told: Told = Told()
     next_steps: int | None = None
     iterate: Tensor | None = None
+    shown: Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sordino.client import gradients
+from sordino.client.local import sgd
 from sordino.data import Federation
 from sordino.errors import BadInput
 from sordino.methods import Method, Plan, Population, Training, get, make_plan
@@ -28,6 +29,7 @@ from sordino.privacy.gate import Batch, Gate, Permit
 from sordino.privacy.generators import Keyed
 from sordino.privacy.ledger import Ledger
 from sordino.privacy.types import Budget, Release
+from sordino.server.rules import data_weighted
 from sordino.study.prepared import Prepared
 from sordino.study.session import Session
 
@@ -103,6 +105,8 @@ def _planned(
     chosen = get(method)
     if not chosen.private:
         raise BadInput(f"{chosen.name} is NOT PRIVATE: there is no claim to audit")
+    if chosen.local.trains is not None:  # canaries have gradients and no moments, and both pass the same gate
+        chosen = replace(chosen, local=sgd(), aggregate=data_weighted())
     training = Training(rounds=trial.rounds, rate=trial.rate, steps=trial.steps, lr=lr, clip=1.0, evaluate=trial.rounds)
     population = Population(names, sizes, (Budget(trial.epsilon, trial.delta),) * len(names))
     return make_plan(chosen, training, population, int(sizes[0]), seed)

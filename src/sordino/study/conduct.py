@@ -93,7 +93,7 @@ def _conduct(folder: Path, transport: Transport) -> dict[str, Any]:
         raise
     payable, refused = agreed["payable"], enrolled["refused"] | agreed["refused"]
     plan = adapt(plan, payable, len(ready.start), study.study.seed)
-    state = kept.checkpoint(torch.device("cpu")) or Checkpoint(0, ready.start, ready.start)
+    state = kept.checkpoint(torch.device("cpu")) or Checkpoint(0, ready.start, ready.shown)
     course, inbox, notice = rounds.Course(plan, ready.layout), Inbox(folder / "inbox"), partial(_notice, folder)
     coordinator = Coordinator(course, ready.brief, transport, inbox, payable, where.timeout, where.least, notice)
     judge, began = judge_of(ready), time.monotonic()

@@ -37,13 +37,15 @@ Facts = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Served:
-    """A study made ready at the server: the model's first weights, and the brief that every site gets."""
+    """A study made ready at the server: the first weights, and the brief that every site gets."""
 
     study: Study
     template: nn.Module
     start: Tensor
     layout: Layout
     brief: dict[str, Any]
+    shown: Tensor
+    """The model's first weights; ``start`` are those of what is trained, which may be something in its place."""
 
     @property
     def loss(self) -> str:
@@ -118,13 +120,18 @@ def prepare(study: Study, run: str) -> Served:
     shape, classes, schema = declared_records(study)
     raw = study.data.table_schema
     ranged = None if raw is None else parse_schema(raw).ranged
-    study.chosen_method()  # refuses what is unknown, before anything is sent
+    method = study.chosen_method()  # refuses what is unknown, before anything is sent
     name, options = study.model.name, study.model.all_options()
     if name == "auto":
         name, options = models.usual(shape, ranged, options)
     template = models.build(name, shape, classes, study.study.seed, **options)
     models.check(template, shape, classes)
     engine = gradients.build(template, "cross-entropy" if classes is not None else "half-squared-error")
+    start = shown = engine.flatten(template)
+    if method.local.trains is not None:
+        module, loss = method.local.trains(template)
+        engine = gradients.build(module, loss)
+        start = engine.flatten(module)
     layout = tuple((name, tuple(size), offset) for name, size, offset in engine.layout)
     brief = {
         "name": study.study.name,
@@ -142,7 +149,7 @@ def prepare(study: Study, run: str) -> Served:
         "adjacency": study.budgets.adjacency,
         **({"features": described(template)} if "features" in options else {}),
     }
-    return Served(study, template, engine.flatten(template), layout, brief)
+    return Served(study, template, start, layout, brief, shown)
 
 
 def declared_records(study: Study) -> tuple[tuple[int, ...], int | None, str | None]:

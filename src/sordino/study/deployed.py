@@ -41,6 +41,7 @@ def result_of(
         "privacy": privacy_of(plan, state, spent),
         "private": plan.private,
         "simulated": False,
+        **({} if plan.method.local.begin is None else {"personal": True}),
         **({"stopped": early} if early else {}),
         "refused": refused,
         "seconds": state.seconds,

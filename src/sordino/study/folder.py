@@ -150,7 +150,7 @@ class Keeper:
     def keep(self, *states: Checkpoint) -> None:
         """A round is done: keep the states of all runs that were begun and not undone, in order."""
 
-    def finish(self, result: dict[str, Any], weights: Tensor, place: int = 0) -> None:
+    def finish(self, result: dict[str, Any], weights: Tensor, place: int = 0, personal: Tensor | None = None) -> None:
         """A run is done and its ledger closed: keep its result."""
 
     def undo(self, place: int = 0) -> None:
@@ -257,9 +257,9 @@ class Folder(Keeper):
             raise BadInput(f"cannot write {self._log}: {error.strerror}; free some space, then --resume") from error
         save_checkpoint(self._checkpoint, replace(state, history=[]))
 
-    def finish(self, result: dict[str, Any], weights: Tensor, place: int = 0) -> None:
+    def finish(self, result: dict[str, Any], weights: Tensor, place: int = 0, personal: Tensor | None = None) -> None:
         """Write result.json and the model."""
-        save_run(self.path / "model.safetensors", result, weights)
+        save_run(self.path / "model.safetensors", result, weights, personal)
         write_atomic(self.path / "result.json", to_json(result, indent=1).encode())
 
     def undo(self, place: int = 0) -> None:
@@ -350,12 +350,12 @@ class Copies(Keeper):
         write_atomic(self.home / "stack.json", json.dumps(about).encode())
         self.copy, self.saved = target, time.monotonic()
 
-    def finish(self, result: dict[str, Any], weights: Tensor, place: int = 0) -> None:
+    def finish(self, result: dict[str, Any], weights: Tensor, place: int = 0, personal: Tensor | None = None) -> None:
         """Put ledger, result and model into the run's folder, where it has one."""
         if self.folders is not None:
             for part in self.scratch.glob(f"{place}.db*"):
                 shutil.move(part, self.folders[place].path / part.name.replace(f"{place}.db", "ledger.db"))
-            self.folders[place].finish(result, weights)
+            self.folders[place].finish(result, weights, personal=personal)
 
     def undo(self, place: int = 0) -> None:
         """Leave the run out; its folder, where it has one, is taken back."""

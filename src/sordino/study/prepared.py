@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import os
@@ -29,6 +30,8 @@ class Run:
     result: dict[str, Any]
     weights: Tensor
     template: nn.Module | None
+    personal: Tensor | None = None
+    """Clients' own models, a row each in the order of ``privacy``, where the method gives them one."""
 
     @property
     def privacy(self) -> list[dict[str, Any]]:
@@ -43,15 +46,34 @@ class Run:
     @property
     def model(self) -> nn.Module:
         """The trained model: the module that the run started from, with the weights that it ended with."""
+        return self._loaded(self._template(), self.weights)
+
+    def model_of(self, client: str) -> nn.Module:
+        """A client's own model, where the method gives every client one (``result["personal"]``)."""
+        if self.personal is None:
+            raise BadInput(
+                "this run has no models of clients' own: its method has none, or they are too large to be kept with it "
+                "(then the run's checkpoint has them); the common one is run.model"
+            )
+        names = [one["client"] for one in self.privacy]
+        if client not in names:
+            raise BadInput(
+                f"client {client!r} is unknown: this run has {', '.join(names[:10])}{', …' * (len(names) > 10)}"
+            )
+        return self._loaded(copy.deepcopy(self._template()), self.personal[names.index(client)])
+
+    def _template(self) -> nn.Module:
         if self.template is None:
             raise BadInput("this run was saved with a model of your own: build it and load run.weights into it")
-        engine = gradients.build(self.template, self.result["study"]["loss"], kind="exact")
-        engine.load(self.template, self.weights)
-        return self.template.eval()
+        return self.template
+
+    def _loaded(self, module: nn.Module, weights: Tensor) -> nn.Module:
+        gradients.build(module, self.result["study"]["loss"], kind="exact").load(module, weights)
+        return module.eval()
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write result and weights into one file; ``sd.load`` reads it."""
-        save_run(Path(path), self.result, self.weights)
+        save_run(Path(path), self.result, self.weights, self.personal)
 
     def report(self, path: str | os.PathLike[str]) -> Path:
         """Write the report of this run: one HTML file that works offline."""
@@ -75,6 +97,10 @@ class Prepared:
     """The model from its first trained layer on, which is what ``engine`` has."""
     fixed: nn.Module | None = None
     """What the model does to a record before its first trained layer: ``engine`` takes it as done."""
+    judge: gradients.Engine | None = None
+    """The engine of the model itself, where ``engine`` has another module in its place (``Local.trains``)."""
+    graded_loss: str = ""
+    """The loss of that other module."""
     first_keys: bool = False
     """Whether the run was begun by sordino 0.1, which knew parts by their names only."""
     why: tuple[str, ...] = ()
@@ -102,7 +128,7 @@ class Prepared:
     @cached_property
     def kinship(self) -> tuple[str, ...]:
         """What runs of one stack have in common: the network with all it holds fixed, a record's shape, the loss."""
-        told = [self.study[key] for key in ("model", "loss", "precision")]
+        told = [*(self.study[key] for key in ("model", "loss", "precision")), repr(self.trained), self.graded_loss]
         return json.dumps(told), self.rules["model"], models.digest(self.template)
 
     @property

@@ -23,7 +23,8 @@ from torch import Tensor
 from sordino._version import __version__
 from sordino.engine import rounds
 from sordino.engine.checkpoint import Checkpoint, write_atomic
-from sordino.engine.evaluate import Observer, by_budget
+from sordino.engine.evaluate import by_budget
+from sordino.engine.simulate import Setup
 from sordino.errors import BadInput
 from sordino.methods import Plan
 from sordino.privacy.accounting import composed_epsilon
@@ -99,6 +100,8 @@ class Result(TypedDict):
     privacy: list[ClientPrivacy]
     private: bool
     simulated: bool
+    personal: NotRequired[bool]
+    """Whether every client has a model of its own, by which it was judged."""
     stopped: NotRequired[dict[str, Any]]
     """Why the run ended before its last round."""
     refused: NotRequired[dict[str, str]]
@@ -157,14 +160,15 @@ def _check(value: Any, kind: Any, where: str) -> None:
 
 
 def build_result(
-    study: dict[str, Any], plan: Plan, state: Checkpoint, book: Ledger | None, run: str, seed: int, observer: Observer
+    study: dict[str, Any], setup: Setup, state: Checkpoint, book: Ledger | None, run: str, seed: int
 ) -> dict[str, Any]:
     """The result of a simulated run."""
-    last = observer.look(state.shown)
+    plan, observer, own = setup.plan, setup.observer, setup.own_models(state)
+    last = observer.look(state.shown, own)
     final = {key: last.get(key) for key in ("accuracy", "loss", "psi", "worst_accuracy", "client_accuracy")}
     others = ("client_loss", "accuracy_variance", "worst_decile", "best_decile")
     final |= {key: value for key, value in last.items() if key.startswith("central") or key in others}
-    final |= observer.look_back(state.shown)
+    final |= observer.look_back(state.shown, own)
     final["by_budget"] = by_budget(
         [c.budget.epsilon for c in plan.clients], last["client_accuracy"], last["client_loss"]
     )
@@ -178,6 +182,7 @@ def build_result(
         "privacy": _privacy(plan, state, book, run),
         "private": plan.private,
         "simulated": True,
+        **({} if own is None else {"personal": True}),
         **({"stopped": early} if early else {}),
         "seconds": state.seconds,
     }
@@ -303,17 +308,19 @@ def read_result(file: Path) -> dict[str, Any]:
         raise BadInput(told) from None
 
 
-def save_run(path: Path, result: dict[str, Any], weights: Tensor) -> None:
-    """Weights and result in one safetensors file."""
-    write_atomic(path, save({"weights": weights.contiguous()}, {"sordino": to_json(result)}))
+def save_run(path: Path, result: dict[str, Any], weights: Tensor, personal: Tensor | None = None) -> None:
+    """Weights, clients' own models where there are some, and result in one safetensors file."""
+    own = {} if personal is None else {"personal": personal.contiguous()}
+    write_atomic(path, save({"weights": weights.contiguous(), **own}, {"sordino": to_json(result)}))
 
 
-def load_run(path: Path) -> tuple[dict[str, Any], Tensor]:
+def load_run(path: Path) -> tuple[dict[str, Any], Tensor, Tensor | None]:
     """What ``save_run`` wrote; a run folder stands for the file in it."""
     file = path / "model.safetensors" if path.is_dir() else path
     try:
         with safe_open(str(file), framework="pt") as opened:
-            return _read((opened.metadata() or {})["sordino"]), opened.get_tensor("weights")
+            personal = opened.get_tensor("personal") if "personal" in opened.keys() else None  # noqa: SIM118
+            return _read((opened.metadata() or {})["sordino"]), opened.get_tensor("weights"), personal
     except FileNotFoundError:
         raise BadInput(f"{file} does not exist: a finished run's folder has one, and run.save writes one") from None
     except (SafetensorError, KeyError, OSError, ValueError) as error:

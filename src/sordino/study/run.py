@@ -33,7 +33,7 @@ from sordino.study.view import PlanView
 
 def load(path: str | os.PathLike[str]) -> Run:
     """A run from the file that ``run.save`` wrote, or from a run folder."""
-    result, weights = load_run(Path(path))
+    result, weights, personal = load_run(Path(path))
     about = result["study"]["model"]
     template = None
     if about["name"] in models.names() or ":" in about["name"]:
@@ -43,7 +43,7 @@ def load(path: str | os.PathLike[str]) -> Run:
         template = models.build(about["name"], tuple(about["shape"]), about["classes"], result["seed"], **options)
         if features is not None and described(template)["sha256"] != features["sha256"]:
             raise BadInput(f"features '{features['name']}' are not what this run was trained with: their hash differs")
-    return Run(result, weights, template)
+    return Run(result, weights, template, personal)
 
 
 def prepare(
@@ -80,6 +80,11 @@ def prepare(
     # A map of every record by itself is applied once, not at every step; a mapped file is too large for that.
     fixed, trained = (None, template) if pages_of(clients.x) is not None else models.split_fixed(template)
     engine = gradients.build(trained, loss, mixed=precision == "mixed")
+    judge, graded_loss = None, ""
+    if chosen.local.trains is not None:
+        judge = engine
+        trained, graded_loss = chosen.local.trains(trained)
+        engine = gradients.build(trained, graded_loss, mixed=precision == "mixed")
     reach = models.reach(template, clients.shape) if methods.wants_auto(chosen, given) else 1.0
     learner = methods.Learner(engine.dimension, clients.classes, reach)
     plan, why = methods.settle(chosen, given, population, learner, seed, noises=before and before.noises)
@@ -110,6 +115,8 @@ def prepare(
         seed,
         trained,
         fixed,
+        judge,
+        graded_loss,
         before is not None and before.first_keys,
         tuple(why),
     )
@@ -188,6 +195,10 @@ def train(
     if shard is not None and kept and ready.plan.method.local.state:
         raise BadInput(
             f"{ready.plan.method.name!r} keeps state at clients, which a checkpoint of one process of several lacks"
+        )
+    if shard is not None and ready.plan.method.local.begin is not None:
+        raise BadInput(
+            f"{ready.plan.method.name!r} gives every client a model of its own, which processes do not share: use one"
         )
     torch_device(device)  # refuses one that is not there, before a folder is made
     keeper = Keeper(None if ledger is None else Path(ledger))

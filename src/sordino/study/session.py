@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from sordino import methods, models
 from sordino.client import gradients
@@ -22,7 +23,7 @@ from sordino.data import Federation
 from sordino.engine.checkpoint import Checkpoint
 from sordino.engine.devices import threads_for_step, torch_device
 from sordino.engine.evaluate import Observer
-from sordino.engine.mapped import make_records
+from sordino.engine.mapped import MAPPED_BYTES, make_records
 from sordino.engine.rounds import stopped
 from sordino.engine.sharded import Shard
 from sordino.engine.simulate import Setup, simulate
@@ -79,8 +80,9 @@ class Session:
         self.ready = replace(ready, plan=plan)
         self.gate = gate(self.book, Keyed(ready.key), run)
         self.setup = replace(make_setup(self.ready, self.gate, payable, device, records), shard=shard)
-        first = ready.engine.flatten(ready.template).to(device)
-        self.state = Checkpoint(0, first, first) if state is None else state
+        shown = (ready.judge or ready.engine).flatten(ready.template).to(device)
+        first = shown if ready.judge is None else ready.engine.flatten(ready.trained).to(device)
+        self.state = Checkpoint(0, first, shown) if state is None else state
 
     def rounds(self) -> Iterator[Checkpoint]:
         """Train the rounds that are left; the state after each."""
@@ -93,10 +95,17 @@ class Session:
             log.warning("%s: %s", plan.method.name, early["reason"])
         study = {**({} if name is None else {"name": name}), **self.ready.study}
         study |= {"auto": list(self.ready.why)} if self.ready.why else {}
-        result = build_result(study, plan, state, self.book, self.run, self.ready.seed, self.setup.observer)
+        result = build_result(study, self.setup, state, self.book, self.run, self.ready.seed)
         if self.book is not None:
             self.book.close_run(self.run)
-        return Run(result, state.shown.detach().cpu(), self.ready.template)
+        return Run(result, state.shown.detach().cpu(), self.ready.template, self._personal())
+
+    def _personal(self) -> Tensor | None:
+        """All clients' own models, a row each; None where there are none, or more than a run should hold."""
+        own, count = self.setup.own_models(self.state), len(self.ready.plan.clients)
+        if own is None or 4 * count * len(self.state.weights) > MAPPED_BYTES:
+            return None
+        return torch.stack([own(client).detach().cpu() for client in range(count)])
 
 
 def train_alone(
@@ -183,7 +192,7 @@ def _train(
             ended |= {place: one.result(name) for place, one in sessions.items() if place not in ended}
         for place, done in ended.items():
             if isinstance(done, Run):
-                keeper.finish(done.result, done.weights, place)
+                keeper.finish(done.result, done.weights, place, done.personal)
     return [ended[place] for place in range(len(runs))]
 
 
@@ -262,7 +271,9 @@ def make_setup(
 ) -> Setup:
     """Put data, engine, gate and observer together; ``records`` where another run has them on the device already."""
     clients, plan = ready.clients, ready.plan
-    ready.engine.module.to(device)  # what it holds fixed; weights come with every call
+    judge = ready.judge or ready.engine
+    for engine in {judge, ready.engine}:
+        engine.module.to(device)  # what it holds fixed; weights come with every call
 
     def after_fixed(found: Records) -> Records:
         """Records as the first trained layer sees them."""
@@ -282,12 +293,13 @@ def make_setup(
     also = tuple(one.question for one in plan.method.ask if one.batch == "step")
     work = Work(ready.engine, plan.method.clip, plan.method.local, also, stack=device.type == "cuda")
     if plan.training.exact_noise:
+        graded = ready.graded_loss or ready.study["loss"]
         if device.type != "cpu":
             raise BadInput('training.exact_noise computes as a site does, on a CPU: use device = "cpu"')
-        work = replace(work, alone=gradients.Alone(ready.trained, loss_by_name(ready.study["loss"])))
+        work = replace(work, alone=gradients.Alone(ready.trained, loss_by_name(graded)))
     loss = loss_by_name(ready.study["loss"]).values
     classes = clients.task == "classification"
-    observer = Observer(ready.engine, loss, records, held, clients.sizes, central, classes, clients.train)
+    observer = Observer(judge, loss, records, held, clients.sizes, central, classes, clients.train)
     return Setup(
         plan,
         work,

@@ -51,9 +51,34 @@ def graded_half_squared_error(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tenso
     return 0.5 * gap.square().sum(1), gap.view(outputs.shape)
 
 
+def moments(outputs: Tensor, y: Tensor) -> Tensor:
+    """ℓ_j = −a_j − ⟨b_j, t_j⟩ for outputs (a, b) of ``models.moments``; t is a label's indicator, or a number."""
+    if y.is_floating_point():
+        return -outputs[:, 0] - outputs[:, 1] * y
+    return -outputs[:, 0] - outputs[:, 1:].gather(1, y.unsqueeze(1)).squeeze(1)
+
+
+def graded_moments(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """The loss ℓ_j and its gradient, −1 and −t."""
+    slopes = torch.zeros_like(outputs)
+    slopes[:, 0] = -1.0
+    if y.is_floating_point():
+        slopes[:, 1] = -y
+    else:
+        slopes[:, 1:].scatter_(1, y.unsqueeze(1), -1.0)
+    return moments(outputs, y), slopes
+
+
+def _each_moments(outputs: Tensor, y: Tensor, slopes: Tensor) -> list[float]:
+    losses, found = graded_moments(outputs, y)
+    slopes.copy_(found)
+    return [float(one) for one in losses]
+
+
 _LOSSES = {
     "cross-entropy": Loss(cross_entropy, graded_cross_entropy, loops.cross_entropies),
     "half-squared-error": Loss(half_squared_error, graded_half_squared_error, loops.half_squared_errors),
+    "moments": Loss(moments, graded_moments, _each_moments),
 }
 
 

@@ -79,12 +79,14 @@ def understand(text: str, policy: Policy, declared: Declared, budget: Budget) ->
     fixed, trained = models.split_fixed(template)
     if fixed is not None and declared.records * _size(fixed, declared) > KEPT:
         fixed, trained = None, template
+    gradients.Alone(template, loss_by_name(loss)).check(declared.shape, declared.classes)
+    if method.local.trains is not None:
+        trained, loss = method.local.trains(trained)
     engine = gradients.build(trained, loss)
     if engine.dimension > policy.parameters:
         raise Refused(f"a model of {engine.dimension} parameters is too large here: at most {policy.parameters}")
     check_layout(brief, [[name, list(shape), offset] for name, shape, offset in engine.layout])
     also = tuple(one.question for one in method.ask if one.batch == "step")
-    gradients.Alone(template, loss_by_name(loss)).check(declared.shape, declared.classes)
     alone = gradients.Alone(trained, loss_by_name(loss))
     return method, Work(engine, method.clip, method.local, also, alone=alone), fixed
 

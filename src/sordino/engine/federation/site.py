@@ -181,6 +181,9 @@ class Site:
             before = Release.public(state.before(number, copy, since), "state from earlier releases")
             upload, after = take_turn(job.work, rows, start, before, public, permit, gate)
             state.keep(number, copy, since, after.value)
+            if job.work.local.begin is not None:
+                own = job.work.local.begin(start.value[None], after.value)[0][0]
+                state.keep_model({slot.name: slot.view(own) for slot in job.work.engine.layout})
             return Packet(wire.UPLOAD, _place(packet), _sealed(upload.parts))
 
         return self._release(job, packet, request, replace(job.terms, count=count), work)

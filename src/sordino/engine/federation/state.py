@@ -22,6 +22,9 @@ from sordino.errors import SordinoError
 
 _NAME = re.compile(r"(\d{8})-(\d{4})\.safetensors")
 
+OWN_MODEL = "own-model.safetensors"
+"""Where a site whose method gives it a model of its own finds it, in the folder of the run."""
+
 PIECE = 1 << 16  # records that are hashed at a time: they may lie on disk
 
 
@@ -64,8 +67,13 @@ class LocalState:
             if at < counted:
                 old.unlink(missing_ok=True)
 
+    def keep_model(self, tensors: dict[str, Tensor]) -> None:
+        """Write the site's own model, by the names of its parameters; it stays when the run is over."""
+        own = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+        write_atomic(self.folder / OWN_MODEL, save(own))
+
     def forget(self) -> None:
-        """Drop everything: the run is over."""
+        """Drop every state: the run is over."""
         for one in self._files().values():
             one.unlink(missing_ok=True)
 
