@@ -57,7 +57,8 @@ def test_stacked_rows_give_the_same_weights_as_rows_one_by_one(digits, steps, mo
 
 def test_a_stack_holds_no_more_records_than_its_memory_allows():
     def rows(stack, held):
-        work = SimpleNamespace(alone=None, stack=stack, engine=SimpleNamespace(dimension=10, bytes_per_record=held))
+        engine = SimpleNamespace(dimension=10, bytes_per_record=held)
+        work = SimpleNamespace(alone=None, stack=stack, copies=1, engine=engine)
         terms = [SimpleNamespace(count=1, divisor=100.0)] * 50
         return [len(chunk) for chunk in simulation.chunks(work, terms)]
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from sordino import methods, models
 from sordino.client import gradients
+from sordino.client.augment import Augment
 from sordino.client.gradients.losses import loss_by_name
 from sordino.data.own import load_folder
 from sordino.data.schema import Schema, parse_schema
@@ -89,7 +90,7 @@ class Served:
             "model": {**self.brief["model"], **features},
             "loss": self.loss,
             "method": {"name": plan.method.name, **plan.method.describe()},
-            "training": dataclasses.asdict(plan.training),
+            "training": {k: v for k, v in dataclasses.asdict(plan.training).items() if k != "augment" or v},
         }
         plain: dict[str, Any] = json.loads(to_json(about))
         return plain
@@ -121,6 +122,10 @@ def prepare(study: Study, run: str) -> Served:
         "schema": schema,
         "adjacency": study.budgets.adjacency,
     }
+    if study.training.augment is not None:
+        augment = Augment.parse(study.training.augment)
+        augment.check(shape)
+        brief["augment"] = dataclasses.asdict(augment)
     return Served(study, template, engine.flatten(template), layout, brief)
 
 

@@ -99,12 +99,12 @@ class Prepared:
 
     @cached_property
     def kinship(self) -> tuple[str, ...]:
-        """What runs of one stack have in common: the network with all it holds fixed, a record's shape, the loss."""
+        """What runs of one stack have in common: the network with what it holds fixed, records' shape, loss, copies."""
         held = hashlib.sha256()
         frozen = [(name, one) for name, one in self.template.named_parameters() if not one.requires_grad]
         for name, one in [*self.template.named_buffers(), *frozen]:
             held.update(name.encode() + np.ascontiguousarray(one.detach().cpu().numpy()).tobytes())
-        told = [self.study[key] for key in ("model", "loss", "precision")]
+        told = [*(self.study[key] for key in ("model", "loss", "precision")), self.study["training"].get("augment")]
         return json.dumps(told), self.rules["model"], held.hexdigest()
 
     @property

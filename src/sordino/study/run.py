@@ -71,9 +71,15 @@ def prepare(
     loss = "cross-entropy" if clients.task == "classification" else "half-squared-error"
     if precision not in {"float32", "mixed"}:
         raise BadInput(f"precision {precision!r} is unknown: use float32 or mixed")
-    # A map of every record by itself is applied once, not at every step; a mapped file is too large for that.
-    fixed, trained = (None, template) if pages_of(clients.x) is not None else models.split_fixed(template)
-    engine = gradients.build(trained, loss, mixed=precision == "mixed")
+    augment = settings.augmented
+    if augment is not None:
+        augment.check(clients.shape)
+    # A map of every record by itself is applied once, not at every step; a mapped file is too large for that, and
+    # copies are made before it, other ones in every step.
+    each_step = pages_of(clients.x) is not None or augment is not None
+    fixed, trained = (None, template) if each_step else models.split_fixed(template)
+    copies = 1 if augment is None else augment.copies
+    engine = gradients.build(trained, loss, mixed=precision == "mixed", copies=copies)
     plan = methods.make_plan(chosen, settings, population, engine.dimension, seed, before and before.noises)
     study = {
         "data": clients.description,
@@ -89,7 +95,7 @@ def prepare(
         "loss": loss,
         "method": {"name": chosen.name, **chosen.describe()},
         # Only where it is asked for: random streams are keyed by all of this, and old runs are to repeat.
-        "training": {k: v for k, v in asdict(settings).items() if k != "exact_noise" or v},
+        "training": {k: v for k, v in asdict(settings).items() if k not in ("exact_noise", "augment") or v},
         "precision": precision,
     }
     return Prepared(

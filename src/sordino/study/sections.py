@@ -211,6 +211,7 @@ class TrainingKeys(Section):
     server_lr: float | None = None
     cooldown: float | None = None
     exact_noise: bool | None = None
+    augment: dict[str, Any] | None = None
     pull: float | None = None
     clip: float | None = None
     sampling: Literal["poisson", "fixed", "full"] | None = None

@@ -11,6 +11,7 @@ from typing import Any
 
 from sordino import models
 from sordino.client import gradients
+from sordino.client.augment import Augment
 from sordino.client.gradients.losses import loss_by_name
 from sordino.client.turn import Work
 from sordino.engine.federation import wire
@@ -63,14 +64,18 @@ def understand(text: str, policy: Policy, declared: Declared, budget: Budget) ->
     check_size(policy, about["name"], declared, about["options"])
     template = models.build(about["name"], declared.shape, declared.classes, int(brief["seed"]), **about["options"])
     loss = "cross-entropy" if declared.classes is not None else "half-squared-error"
-    engine = gradients.build(template, loss)
+    augment = None if brief.get("augment") is None else Augment.parse(brief["augment"])
+    if augment is not None:
+        augment.check(declared.shape)
+    copies = 1 if augment is None else augment.copies
+    engine = gradients.build(template, loss, copies=copies)
     if engine.dimension > policy.parameters:
         raise Refused(f"a model of {engine.dimension} parameters is too large here: at most {policy.parameters}")
     check_layout(brief, [[name, list(shape), offset] for name, shape, offset in engine.layout])
     also = tuple(one.question for one in method.ask if one.batch == "step")
-    alone = gradients.Alone(template, loss_by_name(loss))
+    alone = gradients.Alone(template, loss_by_name(loss), copies=copies)
     alone.check(declared.shape, declared.classes)
-    return method, Work(engine, method.clip, method.local, also, alone=alone)
+    return method, Work(engine, method.clip, method.local, also, alone=alone, augment=augment)
 
 
 def accept(
