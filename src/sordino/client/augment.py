@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import blake2b
 from itertools import product
 from typing import Any, NamedTuple
@@ -95,13 +96,9 @@ class Augment:
                 f"training.augment.shift is {self.shift}, and the images have {shape[1]}×{shape[2]} pixels: use less"
             )
 
-    def moves(self, number: int, step: int) -> list[Move]:
+    def moves(self, number: int, step: int) -> tuple[Move, ...]:
         """The m moves of step ``step`` of round ``number``: those whose digests with the two numbers are smallest."""
-        sides = range(-self.shift, self.shift + 1)
-        every = [Move(*one) for one in product(sides, sides, (False, True)[: 1 + self.mirror])]
-        return sorted(every, key=lambda move: blake2b(f"{number} {step} {tuple(move)}".encode()).digest())[
-            : self.copies
-        ]
+        return _moves(self, number, step)
 
     def of(self, x: Tensor, number: int, step: int) -> Tensor:
         """The copies of images ``[…, channels, height, width]`` as ``[…, copies, channels, height, width]``.
@@ -110,3 +107,11 @@ class Augment:
         """
         each = [move.of(x) for move in self.moves(number, step)]
         return each[0] if self.copies == 1 else torch.stack(each, -4)
+
+
+@lru_cache(maxsize=8)  # a site asks for every few records of a step
+def _moves(augment: Augment, number: int, step: int) -> tuple[Move, ...]:
+    sides = range(-augment.shift, augment.shift + 1)
+    every = [Move(*one) for one in product(sides, sides, (False, True)[: 1 + augment.mirror])]
+    ordered = sorted(every, key=lambda move: blake2b(f"{number} {step} {tuple(move)}".encode()).digest())
+    return tuple(ordered[: augment.copies])

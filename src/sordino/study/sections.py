@@ -218,6 +218,13 @@ class TrainingKeys(Section):
     select: int | None = None
     evaluate: int | None = None
 
+    @field_validator("augment", mode="before")
+    @classmethod
+    def _table(cls, given: Any) -> Any:
+        if given is not None and not isinstance(given, dict):
+            raise ValueError("it is a table, such as {copies = 4, shift = 2, mirror = true}")
+        return given
+
 
 class CompareKeys(Section):
     """``[compare]``: methods and seeds to run side by side."""
