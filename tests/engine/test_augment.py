@@ -22,6 +22,7 @@ from sordino.client.local import sgd
 from sordino.client.rows import Records, Rows
 from sordino.client.turn import Work, take_turn
 from sordino.engine.clipping import watch_clipping
+from sordino.engine.federation.wire import HELLO, REFUSED, Packet, pack, unpack
 from sordino.errors import BadInput, CannotStack
 from sordino.privacy.gate import Gate, Permit, Terms
 from sordino.privacy.generators import Batches, Keyed, Turn
@@ -181,10 +182,9 @@ def test_a_step_lets_out_the_clipped_means_of_a_plain_loop(model, exact):
     assert plain_loop.close(got, wanted) < 2e-5  # of which the gate keeps 1.2e-5 for rounding
 
 
-@pytest.mark.parametrize("method", ["dp-fedavg", "fedfdp"])
-def test_a_deployed_study_ends_with_the_simulations_weights(method, tmp_path):
+def test_a_deployed_study_ends_with_the_simulations_weights(tmp_path):
     clients = five_clients()
-    study = table(method, clients, rounds=2, steps=2, rate=0.05, lr=0.2, augment=COPIES)
+    study = table("fedfdp", clients, rounds=2, steps=2, rate=0.05, lr=0.2, augment=COPIES)
     alone = simulated(clients, study, tmp_path / "simulated")
     with Rig(tmp_path, clients, study, alone.key, alone.noises) as rig:
         assert rig.ready.brief["augment"] == COPIES
@@ -229,3 +229,13 @@ def test_records_that_are_no_images_are_refused():
     clients = sd.data.load("breast-cancer").partition("iid", clients=3, seed=0).with_budgets(3.0, 1e-5)
     with pytest.raises(BadInput, match=r"moves and mirrors images .* shape \(30,\): leave it out"):
         sd.plan(clients, "logistic", rounds=2, rate=0.1, augment=COPIES)
+
+
+def test_a_site_refuses_more_copies_than_anyone_makes(tmp_path):
+    clients = five_clients()
+    study = table("dp-fedavg", clients, rounds=2, rate=0.05, augment=COPIES)
+    with Rig(tmp_path, clients, study) as rig:
+        brief = {**rig.ready.brief, "augment": {**COPIES, "copies": 1000, "shift": 7}}
+        reply = unpack(rig.site(clients.names[0]).handle(pack(Packet(HELLO, {"brief": brief}))))
+    assert reply.kind == REFUSED
+    assert "at most 64 are made" in reply.facts["reason"]

@@ -68,8 +68,9 @@ class Augment:
             raise BadInput(f"training.augment.mirror is {self.mirror!r}: it is true or false")
         there = (2 * self.shift + 1) ** 2 * (1 + self.mirror)
         if self.copies > min(there, MOST):
-            why = f"at most {MOST} are made" if there > MOST else f"shift = {self.shift} gives {there} different ones"
-            raise BadInput(f"training.augment.copies is {self.copies}: {why}; use fewer copies or a larger shift")
+            few = f"shift = {self.shift} gives {there} different ones; use fewer copies or a larger shift"
+            why = few if there < MOST else f"at most {MOST} are made"
+            raise BadInput(f"training.augment.copies is {self.copies}: {why}")
 
     @staticmethod
     def parse(given: Augment | Mapping[str, Any]) -> Augment:
