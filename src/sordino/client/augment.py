@@ -1,4 +1,4 @@
-"""Several versions of every image in a step: moved by some pixels, mirrored. A record stays one unit of privacy.
+"""Several versions of every image in a step: as it is, moved, mirrored. A record stays one unit of privacy.
 
 The gradients of a record's copies are averaged before clipping (De and others, 2022), so a record still adds at most C
 to a sum, and noise and charges are what they are without copies.
@@ -43,7 +43,7 @@ class Augment:
 
     Attributes
     ----------
-    copies: m, versions of every record, all different.
+    copies: m, versions of every record, all different; the first is the record itself.
     shift: the most pixels that an image is moved up or down, and left or right.
     mirror: whether images may be mirrored left to right.
 
@@ -98,7 +98,7 @@ class Augment:
             )
 
     def moves(self, number: int, step: int) -> tuple[Move, ...]:
-        """The m moves of step ``step`` of round ``number``: those whose digests with the two numbers are smallest."""
+        """The m moves of a step of round ``number``: none, and those whose digests with the two numbers are smallest."""
         return _moves(self, number, step)
 
     def of(self, x: Tensor, number: int, step: int) -> Tensor:
@@ -114,5 +114,6 @@ class Augment:
 def _moves(augment: Augment, number: int, step: int) -> tuple[Move, ...]:
     sides = range(-augment.shift, augment.shift + 1)
     every = [Move(*one) for one in product(sides, sides, (False, True)[: 1 + augment.mirror])]
-    ordered = sorted(every, key=lambda move: blake2b(f"{number} {step} {tuple(move)}".encode()).digest())
+    # The image itself comes first: it is what the model will be asked about.
+    ordered = sorted(every, key=lambda move: (any(move), blake2b(f"{number} {step} {tuple(move)}".encode()).digest()))
     return tuple(ordered[: augment.copies])
