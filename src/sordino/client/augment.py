@@ -98,7 +98,7 @@ class Augment:
             )
 
     def moves(self, number: int, step: int) -> tuple[Move, ...]:
-        """The m moves of a step of round ``number``: none, and those whose digests with the two numbers are smallest."""
+        """The m moves of a step of round ``number``: none, and those whose digests with both numbers are smallest."""
         return _moves(self, number, step)
 
     def of(self, x: Tensor, number: int, step: int) -> Tensor:
