@@ -113,7 +113,7 @@ def says(measured: Mapping[Place, Entry], there: Mapping[Place, tuple[float | No
 EXPERIMENTS = (
     Experiment(
         name="accuracy/published",
-        title="auto, with nothing searched, on the benchmarks of Robust-HDP and FedFDP, beside the best that they print",
+        title="auto, with nothing searched, on the benchmarks of Robust-HDP and FedFDP, beside the best printed",
         cost="81 runs of a linear head on scattering features, up to 94,090 parameters; about an hour on two cores",
         measures=(ACCURACY, RECORDS, WORST),
         published=printed(),

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from sordino import models
 from sordino.models import isolated
+from sordino.models.standardised import StandardisedConv2d
 
 
 @isolated
@@ -48,6 +49,10 @@ MODELS = {
     "instance": (lambda: _chain(nn.InstanceNorm2d(2, affine=True), nn.Conv2d(2, 3, 3), width=48), (2, 6, 6)),
     "positions": (lambda: _chain(nn.Linear(20, 30), nn.ReLU(), nn.Linear(30, 2), width=8), (4, 20)),
     "few positions": (lambda: _chain(nn.Linear(3, 4), nn.ReLU(), width=48), (12, 3)),
+    "standardised": (
+        lambda: _chain(StandardisedConv2d(2, 4, 3), nn.Tanh(), StandardisedConv2d(4, 3, 2, stride=2), width=12),
+        (2, 6, 6),
+    ),
     "tokens": (Tokens, (7,)),
 }
 """Every layer rule and every way of a convolution."""
@@ -55,7 +60,10 @@ MODELS = {
 
 @dataclass(frozen=True)
 class Case:
-    """A model with chosen weights, a few records, and the factor a clipping rule would give each."""
+    """A model with chosen weights, a few records, and the factor a clipping rule would give each.
+
+    With ``copies`` above 1 a record is so many inputs, ``x[n, copies, …]``.
+    """
 
     name: str
     model: nn.Module
@@ -63,10 +71,11 @@ class Case:
     y: Tensor
     factors: Tensor
     clip: float
+    copies: int = 1
 
 
-def case(name: str, seed: int) -> Case:
-    """One case: any scale from 1e-38 to 1e38, cancelling pairs, dead units, constant records."""
+def case(name: str, seed: int, copies: int = 1) -> Case:
+    """One case: any scale from 1e-38 to 1e38, cancelling pairs, dead units, constant records, copies that cancel."""
     random = np.random.default_rng([seed, *name.encode()])
     torch.manual_seed(seed)
     make, shape = MODELS[name]
@@ -85,7 +94,11 @@ def case(name: str, seed: int) -> Case:
             x[0] = float(random.choice([np.inf, np.nan, 3e38, 1e-45]))
     chosen = random.choice([1.0, 1.0, 0.3, -1.0, 1e30, 1e-30, 3e38, np.inf, np.nan], n)
     factors, labels = torch.from_numpy(chosen.astype(np.float32)), torch.from_numpy(random.integers(0, 3, n))
-    return Case(name, model, x, labels, factors, float(10.0 ** random.uniform(-4, 3)))
+    clip = float(10.0 ** random.uniform(-4, 3))
+    if copies > 1:
+        others = [x.flip(1) if name == "tokens" else x * random.choice([-1, 1, 1e6, 0]) for _ in range(copies - 1)]
+        x = torch.stack([x, *others], 1)
+    return Case(name, model, x, labels, factors, clip, copies)
 
 
 def _spoil(parameter: Tensor, random: np.random.Generator) -> None:

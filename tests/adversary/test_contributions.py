@@ -26,9 +26,9 @@ def own_terms(one: Case, layout: str) -> Tensor:
     if layout == "site":
         return _at_a_site(one)
     engine = (
-        gradients.build(one.model, "cross-entropy", "exact")
+        gradients.build(one.model, "cross-entropy", "exact", copies=one.copies)
         if layout == "vmap"
-        else Fast(one.model, LOSS, stack=layout == "stack")
+        else Fast(one.model, LOSS, stack=layout == "stack", copies=one.copies)
     )
     weights, n = engine.flatten(one.model), len(one.y)
     found = []
@@ -56,7 +56,7 @@ def _at_a_site(one: Case) -> Tensor:
     lattice = Lattice(one.clip, len(weights))
     found = []
     with one_thread():
-        graded = Alone(one.model, LOSS).under(weights)(one.x, one.y)
+        graded = Alone(one.model, LOSS, copies=one.copies).under(weights)(one.x, one.y)
         norms = graded.gradients.double().norm(dim=1).tolist()
         for k, factor in enumerate(one.factors.tolist()):
             total = torch.zeros(len(weights), dtype=torch.float64)
@@ -68,14 +68,14 @@ def _at_a_site(one: Case) -> Tensor:
 LAYOUTS = ("site", "one row", "shared", "stack", "vmap")
 
 
-def worst(layout: str, seeds: range) -> tuple[float, str]:
+def worst(layout: str, seeds: range, copies: int = 1) -> tuple[float, str]:
     """The longest own term over all models and seeds, and whose it was."""
     found = (0.0, "")
     for seed in seeds:
         for name in MODELS:
             if layout == "vmap" and name == "tokens" and seed % 3:
                 continue  # slow
-            longest = float(own_terms(case(name, seed), layout).max())
+            longest = float(own_terms(case(name, seed, copies), layout).max())
             found = max(found, (longest, f"{name}, seed {seed}"))
             assert longest <= OWN, f"{layout}, {name}, seed {seed}: a record adds {longest:.8g} C"
     return found
@@ -88,10 +88,18 @@ def test_no_record_adds_more_than_the_clip(layout: str):
     assert length > 0.99, "some record must reach the clip, or this shows nothing"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_no_record_adds_more_than_the_clip_in_ten_thousand_cases(layout: str):
-    length, where = worst(layout, range(100, 225))  # 16 models × 125 seeds × 5 layouts
+def test_no_record_of_several_inputs_adds_more_than_the_clip(layout: str):
+    length, where = worst(layout, range(2), copies=3)
+    print(f"worst own term, {layout}: {length:.9f} C ({where})")
+    assert length > 0.99, "some record must reach the clip, or this shows nothing"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("copies", [1, 3])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_no_record_adds_more_than_the_clip_in_ten_thousand_cases(layout: str, copies: int):
+    length, where = worst(layout, range(100, 225), copies)  # 17 models × 125 seeds × 5 layouts
     print(f"worst own term, {layout}: {length:.9f} C ({where})")
 
 

@@ -9,7 +9,8 @@ from torch import nn
 
 from sordino import models
 from sordino.client import gradients
-from sordino.client.gradients import convolution
+from sordino.client.gradients import Alone, convolution
+from sordino.client.gradients.losses import loss_by_name
 from sordino.errors import BadInput, SordinoError
 
 ZOO = [
@@ -298,3 +299,19 @@ def test_few_sizes_are_few_and_never_much_larger():
     sizes = {convolution.usual_size(n) for n in range(1, 20_000)}
     assert len(sizes) < 80
     assert all(n <= convolution.usual_size(n) <= max(n + 31, 1.125 * n) for n in range(1, 20_000))
+
+
+@pytest.mark.parametrize("kind", ["exact", "fast"])
+@pytest.mark.parametrize("name", ["cnn-small", "tramer-mnist"])
+def test_units_norms_and_standardised_filters_are_graded_like_a_loop_over_records(name, kind):
+    shape = (1, 20, 20)
+    model = models.build(name, shape, 10, unit="tanh", norm="group", standardise_weights=True)
+    engine = gradients.build(model, "cross-entropy", kind)
+    assert_graded_like_plain(engine, model, *batch(shape, 10))
+    assert ("exact" in {line.method for line in engine.describe()}) == (kind == "exact")
+    wide, x, y = copy.deepcopy(model).double(), *batch(shape, 10, dtype=torch.float64)
+    assert_graded_like_plain(gradients.build(wide, "cross-entropy", kind), wide, x, y, tolerance=1e-10)
+    x, y = batch(shape, 10, rows=1)
+    weights = engine.flatten(model)
+    alone = Alone(model, loss_by_name("cross-entropy")).under(weights)(x[0], y[0])
+    assert relative(alone.gradients, plain_gradients(model, weights, x[0], y[0])[1]) < 1e-5

@@ -10,6 +10,7 @@ from sordino.client.gradients.fast import Fast
 from sordino.client.gradients.layers import order_of
 from sordino.client.gradients.losses import loss_by_name
 from sordino.models import isolated
+from sordino.models.standardised import StandardisedConv2d
 
 
 def head(features, classes=3):
@@ -115,6 +116,18 @@ CASES = {
     "conv1d, circular": (
         lambda: nn.Sequential(nn.Conv1d(6, 8, 3, padding=1, padding_mode="circular"), *head(80)),
         (6, 10),
+    ),
+    "conv2d, standardised": (
+        lambda: nn.Sequential(
+            StandardisedConv2d(1, 4, 3), nn.Tanh(), StandardisedConv2d(4, 6, 3, stride=2, padding=1), *head(54)
+        ),
+        (1, 8, 8),
+    ),
+    "conv2d, standardised, pooled, groups": (
+        lambda: nn.Sequential(
+            StandardisedConv2d(4, 6, 3), nn.ReLU(), nn.MaxPool2d(2), StandardisedConv2d(6, 4, 2, groups=2), *head(16)
+        ),
+        (4, 8, 8),
     ),
     "group norm": (
         lambda: nn.Sequential(nn.Conv2d(3, 6, 3), nn.GroupNorm(3, 6), nn.ReLU(), nn.MaxPool2d(2), *head(54)),

@@ -13,6 +13,7 @@ from sordino.client.gradients import build, fused, graphs
 from sordino.client.gradients.fast import Fast
 from sordino.client.gradients.losses import loss_by_name
 from sordino.client.gradients.tape import Segments
+from sordino.models.standardised import StandardisedConv2d
 from sordino.privacy.generators import Keyed, Turn
 
 pytest.importorskip("triton", reason="pip install triton runs the GPU's kernels on a CPU")
@@ -44,16 +45,26 @@ def interpreted(monkeypatch):
     monkeypatch.setattr(fused, "INTERPRETED", True)
 
 
+def standardised() -> nn.Module:
+    """Standardised filters, forward by the kernel."""
+    return nn.Sequential(
+        StandardisedConv2d(1, 5, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        StandardisedConv2d(5, 4, 3, stride=2), nn.Tanh(), nn.Flatten(), nn.Linear(16, CLASSES),
+    )  # fmt: skip
+
+
 def graded(model, stacked, params, x, y, mask, factors, monkeypatch):
     monkeypatch.setattr(fused, "INTERPRETED", stacked)
-    engine = Fast(model, LOSS, stack=True)
+    engine = Fast(model, LOSS, stack=True, copies=x.shape[2] if x.dim() == 6 else 1)
     found = engine(params, x, y, mask)
     losses, norms = found.losses.clone(), found.norms.clone()
     return losses, norms, found.pull(factors), {plan.reason for plan in engine.describe()}
 
 
-@pytest.mark.parametrize("network", [pooled_pairs, odd_shapes])
-def test_kernels_give_the_losses_norms_and_sums_of_the_engine_without_them(network, monkeypatch):
+@pytest.mark.parametrize(
+    ("network", "copies"), [(pooled_pairs, 1), (odd_shapes, 1), (pooled_pairs, 2), (standardised, 2)]
+)
+def test_kernels_give_the_losses_norms_and_sums_of_the_engine_without_them(network, copies, monkeypatch):
     torch.manual_seed(0)
     model = network()
     dimension = sum(p.numel() for p in model.parameters())
@@ -63,11 +74,13 @@ def test_kernels_give_the_losses_norms_and_sums_of_the_engine_without_them(netwo
     mask = torch.ones(ROWS, WIDTH, dtype=torch.bool)
     mask[0, 2:] = False  # padding at the end, which no kernel computes
     mask[2, 1] = False  # a null record in the middle
-    x[1, 1, 0, 3, 3] = float("nan")
+    if copies > 1:
+        x = torch.randn(ROWS, WIDTH, copies, 1, 13, 13)
+    x[1, 1, ..., 0, 3, 3] = float("nan")
     given = (params, x, y, mask, torch.rand(ROWS, WIDTH), monkeypatch)
     losses, norms, sums, ways = graded(model, False, *given)
     seen_losses, seen_norms, seen_sums, seen_ways = graded(model, True, *given)
-    assert seen_ways != ways, "the kernels must have been used"
+    assert seen_ways != ways or copies > 1, "the kernels must have been used"  # with copies not for gradients
     usable = torch.isfinite(norms)
     assert not usable[1, 1]
     assert torch.equal(torch.isfinite(seen_norms), usable), "a record that is not finite is seen by both"

@@ -58,7 +58,7 @@ def test_stacked_rows_give_the_same_weights_as_rows_one_by_one(digits, steps, mo
 def test_a_stack_holds_no_more_records_than_its_memory_allows():
     def rows(stack, held):
         engine, local = SimpleNamespace(dimension=10, bytes_per_record=held), SimpleNamespace(begin=None)
-        work = SimpleNamespace(alone=None, stack=stack, engine=engine, local=local)
+        work = SimpleNamespace(alone=None, stack=stack, copies=1, engine=engine, local=local)
         terms = [SimpleNamespace(count=1, divisor=100.0)] * 50
         return [len(chunk) for chunk in simulation.chunks(work, terms)]
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from sordino.client.ask import Question, scalar_piece
+from sordino.client.augment import Augment
 from sordino.client.clip import Clip, Public, per_record, per_row
 from sordino.client.gradients import Alone, Engine, Graded, loops
 from sordino.client.local import Local
@@ -28,8 +29,9 @@ class Work:
 
     ``also``: questions answered from every step's own batch, beside the gradient.
     ``stack``: compute many rows with different weights at once (GPU); otherwise such rows come one at a time.
-    ``most``: records per piece, so that a large draw is cut up and never truncated.
+    ``most``: inputs per piece, so that a large draw is cut up and never truncated.
     ``alone``: take one record at a time and release exact sums, as a site does; rows then come one at a time.
+    ``augment``: look at several versions of every record; ``engine`` and ``alone`` are made for as many copies.
     """
 
     engine: Engine
@@ -39,6 +41,21 @@ class Work:
     stack: bool = False
     most: int = 4096
     alone: Alone | None = None
+    augment: Augment | None = None
+
+    @property
+    def copies(self) -> int:
+        """How many inputs of the model a record is."""
+        return 1 if self.augment is None else self.augment.copies
+
+    @property
+    def piece(self) -> int:
+        """Records of a piece: ``most``, or fewer where each is several inputs."""
+        return max(1, self.most // self.copies)
+
+    def seen(self, x: Tensor, rows: Rows, step: int) -> Tensor:
+        """Records as the engine takes them in a step: as they are, or their copies."""
+        return x if self.augment is None else self.augment.of(x, rows.turns[0].round, step)
 
 
 @dataclass(frozen=True)
@@ -108,12 +125,13 @@ def _heard(work: Work, rows: Rows, params: Tensor, public: Public) -> Iterator[M
     """The answers of a batch to a question about losses alone: no gradients are needed."""
     (question,), count = work.also, len(rows.turns)
     if count == 1:
-        for x, y, mask in rows.one(0, work.most):
-            yield {question.what: _answers(question, work.engine.losses(params, x, y, mask), public, None, 1)}
+        for x, y, mask in rows.one(0, work.piece):
+            losses = work.engine.losses(params, work.seen(x, rows, 0), y, mask)
+            yield {question.what: _answers(question, losses, public, None, 1)}
         return
     x, y, owner = rows.shared(0)
     if len(y):
-        losses = work.engine.losses(params[:1], x[None], y[None])[0]
+        losses = work.engine.losses(params[:1], work.seen(x, rows, 0)[None], y[None])[0]
         yield {question.what: _answers(question, losses, per_record(public, owner, count), owner, count)}
 
 
@@ -136,7 +154,7 @@ def _singles(work: Work, rows: Rows, step: int, params: Tensor, public: Public, 
 
     def terms(some: Sequence[int]) -> dict[str, Block]:
         x, y, valid = rows.records.at(where[list(some)])
-        graded = grade(x, y)
+        graded = grade(work.seen(x, rows, step), y)
         usable = [one and math.isfinite(loss) for one, loss in zip(_flags(valid, len(y)), graded.losses)]
         if only:
             heard = _answers_alone(work.also, graded.losses, graded.losses, usable, params, public)
@@ -187,16 +205,17 @@ def _answers_alone(
 def _pieces(work: Work, rows: Rows, step: int, params: Tensor, public: Public) -> Iterator[Mapping[str, Piece]]:
     """The step's batch, graded: many rows with equal weights flat, many with different ones stacked, or one row."""
     if len(rows.turns) == 1:
-        for x, y, mask in rows.one(step, work.most):
-            yield _piece(work, work.engine(params, x, y, mask), public, None, 1)
+        for x, y, mask in rows.one(step, work.piece):
+            yield _piece(work, work.engine(params, work.seen(x, rows, step), y, mask), public, None, 1)
     elif step == 0 and not work.stack and work.local.begin is None:
         x, y, owner = rows.shared(step)
         if len(y):
-            graded = work.engine.shared(params[0], x, y, owner, len(rows.turns))
+            graded = work.engine.shared(params[0], work.seen(x, rows, step), y, owner, len(rows.turns))
             yield _piece(work, graded, public, owner, len(rows.turns))
     else:
         x, y, stacked_mask = rows.stack(step)
-        yield _piece(work, work.engine(params, x, y, stacked_mask), public, None, len(rows.turns))
+        graded = work.engine(params, work.seen(x, rows, step), y, stacked_mask)
+        yield _piece(work, graded, public, None, len(rows.turns))
 
 
 def _piece(work: Work, graded: Graded, public: Public, owner: Tensor | None, rows: int) -> Mapping[str, Piece]:

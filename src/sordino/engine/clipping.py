@@ -29,12 +29,12 @@ QUANTILES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 
 
 def watch_clipping(
-    work: Work, records: Records, train: list[NDArray[np.int64]], weights: Tensor, public: Public
+    work: Work, records: Records, train: list[NDArray[np.int64]], weights: Tensor, public: Public, number: int = 1
 ) -> dict[str, Any]:
     """At these weights: the share of records that the gate scales down, their median gradient norm, and τ_q.
 
     τ_q = Q_q({‖g_j‖²}) / mean ‖g_j‖², the quantile-mean ratio of AdaptDP-FedAvg's Definition 1. ``public``: what every
-    client was told.
+    client was told; ``number``: the round, whose first step's copies are looked at where records have copies.
     """
     where, whose = np.concatenate(train), np.repeat(np.arange(len(train)), [len(one) for one in train])
     some = np.linspace(0, len(where) - 1, min(len(where), RECORDS)).round().astype(np.int64)
@@ -44,7 +44,7 @@ def watch_clipping(
         x, y, owner = x[valid], y[valid], owner[valid]
     if len(y) == 0:
         return {}
-    losses, norms = _graded(work, weights, x, y)
+    losses, norms = _graded(work, weights, x if work.augment is None else work.augment.of(x, number, 0), y)
     size = work.clip.factors(losses, norms, per_record(public, owner, len(train))).abs() * norms
     bounds = per_row(work.clip.bound(public), len(train), norms)[owner]
     cut = (size > bounds * (1 + 1e-6)).double().mean()

@@ -315,7 +315,7 @@ def chunks(work: Work, terms: list[Terms]) -> Iterator[Index]:
     divisors = np.array([one.divisor for one in terms])
     order = np.lexsort((np.arange(len(terms)), divisors, counts)) if work.stack else np.arange(len(terms))
     held = STACK_HELD // max(1, work.engine.bytes_per_record)
-    records = min(STACK_RECORDS, held) if work.stack else CHUNK_RECORDS
+    records = min(STACK_RECORDS // work.copies, held) if work.stack else CHUNK_RECORDS // work.copies
     first = 0
     while first < len(order):
         count, batch = counts[order[first]], divisors[order[first]]
@@ -335,6 +335,6 @@ def _clipping(setup: Setup, state: Checkpoint, opened: Opened) -> dict[str, Any]
     found = rounds.moving_clip(setup.plan, opened.called, opened.sent)
     if found and rounds.is_time(setup.plan, opened.number):
         told = opened.sent.told(np.arange(len(setup.train)))
-        seen = watch_clipping(setup.work, setup.records, setup.train, state.weights, told)
+        seen = watch_clipping(setup.work, setup.records, setup.train, state.weights, told, opened.number)
         found["observer"] = seen | {"note": "seen in simulation, not released"}
     return found

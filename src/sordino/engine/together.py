@@ -177,7 +177,8 @@ def _pool(all_records: Sequence[Records]) -> tuple[Records, list[int]]:
 def _check(setups: Sequence[Setup]) -> None:
     lead = setups[0]
     for one in setups:
-        if one.work.engine is not lead.work.engine or not one.work.stack:
+        same = one.work.engine is lead.work.engine and one.work.augment == lead.work.augment
+        if not same or not one.work.stack:
             raise CannotStack(
                 f"runs of {one.plan.method.name!r} and {lead.plan.method.name!r} cannot share a stack: they have no "
                 "model in common, or were not set up for stacking"

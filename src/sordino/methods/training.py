@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sordino.client.augment import Augment
 from sordino.errors import BadInput
 from sordino.privacy.types import Budget, Sampling, Scheme
 
@@ -63,6 +65,9 @@ class Training:
     sampling: ``poisson`` (zero-out), ``fixed`` (without replacement, replace-one) or ``full``.
     select: participations a round, for rules that draw clients.
     evaluate: evaluate every this many rounds (the last round always).
+    augment: look at several versions of every image in a step, moved and mirrored: ``{copies, shift, mirror}``, see
+        :class:`~sordino.client.augment.Augment`. Their gradients are averaged before clipping, so privacy costs the
+        same; computing costs ``copies`` times as much.
     exact_noise: compute and draw as a site does: one record at a time, sums and noise on a lattice, exact. Slower;
         what a simulation normally uses is float32 noise from keyed streams.
     """
@@ -81,6 +86,7 @@ class Training:
     select: int | None = None
     evaluate: int = 1
     exact_noise: bool = False
+    augment: Augment | Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         for key in ("rounds", "evaluate", "lr", "server_lr", "clip", "steps", "epochs", "select"):
@@ -101,6 +107,8 @@ class Training:
             raise BadInput(f"training.pull is {self.pull!r}: it is a share of the way back, from 0 to less than 1")
         if not isinstance(self.exact_noise, bool):
             raise BadInput(f"training.exact_noise is {self.exact_noise!r}: it is true or false")
+        if self.augment is not None:
+            object.__setattr__(self, "augment", Augment.parse(self.augment))
         for one, other in (("batch", "rate"), ("steps", "epochs")):
             if getattr(self, one) is not None and getattr(self, other) is not None:
                 raise BadInput(f"training.{one} and training.{other} say the same thing twice: keep one of them")
@@ -110,6 +118,11 @@ class Training:
                 told = "rates lie in (0, 1]" if key == "rate" else "batch sizes are positive"
                 raise BadInput(f"training.{key} is {given!r}: {told}")
         Scheme.parse(self.sampling)
+
+    @property
+    def augmented(self) -> Augment | None:
+        """``augment`` as the value that its table was read into."""
+        return None if self.augment is None else Augment.parse(self.augment)
 
     def pace(self, number: int, rounds: int) -> float:
         """The length of a round's step beside the first one's: in the last ones in proportion to how many are left."""

@@ -1,7 +1,8 @@
 """The networks that studies use by name, and how a name becomes a network with reproducible first weights.
 
 Every factory takes the shape of one record and the number of classes (None: one real output), and gives a plain
-``nn.Sequential`` that can be read in one glance.
+``nn.Sequential`` that can be read in one glance. The options ``unit``, ``norm`` and ``standardise_weights`` of the
+convolutional ones are in :mod:`sordino.models.convolved`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from sordino.errors import BadInput
+from sordino.models.convolved import Convolved, norm_of_eights
 from sordino.models.features import Spec, check_features, make_features
 from sordino.models.fixed import FixedFeatures, Standardise
 from sordino.models.isolation import isolated
@@ -53,71 +55,84 @@ def random_features(shape: Shape, classes: int | None, hidden: int = 128) -> nn.
     return nn.Sequential(nn.Flatten(), FixedFeatures(math.prod(shape), hidden), nn.Linear(hidden, outputs(classes)))
 
 
-def cnn_small(shape: Shape, classes: int | None) -> nn.Module:
+def cnn_small(
+    shape: Shape, classes: int | None, unit: str = "relu", norm: str = "none", standardise_weights: bool = False
+) -> nn.Module:
     """Two 3×3 convolutions of 16 and 32 channels, each halved by max-pooling; for 8×8 digits and 28×28 images."""
     channels, height, width = image_size(shape, 4, "cnn-small")
-    layers = _pooled(channels, (16, 32), 3, 1, nn.ReLU)
+    build = Convolved("cnn-small", unit, norm, standardise_weights)
+    layers = build.pooled(channels, (16, 32), 3, 1)
     return nn.Sequential(*layers, nn.Linear(32 * (height // 4) * (width // 4), outputs(classes)))
 
 
-def robust_hdp_cnn(shape: Shape, classes: int | None, standardise: bool = False) -> nn.Module:
+def robust_hdp_cnn(
+    shape: Shape,
+    classes: int | None,
+    standardise: bool = False,
+    unit: str = "relu",
+    norm: str = "none",
+    standardise_weights: bool = False,
+) -> nn.Module:
     """Table 3 of the Robust-HDP appendix, without its ReLU on the logits; 28,938 parameters on 1×28×28.
 
     ``standardise`` takes 0.1307 from every pixel and divides by 0.3081 first, as the authors' code does for MNIST and
     Fashion-MNIST. Gradients then point further for the same clip, so a step carries more signal at the same noise.
     """
     channels, height, width = image_size(shape, 4, "robust-hdp-cnn")
+    build = Convolved("robust-hdp-cnn", unit, norm, standardise_weights)
     before = [Standardise(0.1307, 0.3081)] if standardise else []
-    layers = _pooled(channels, (16, 32), 5, 2, nn.ReLU)
+    layers = build.pooled(channels, (16, 32), 5, 2)
     return nn.Sequential(*before, *layers, nn.Linear(32 * (height // 4) * (width // 4), outputs(classes)))
 
 
-def fedavg_cnn(shape: Shape, classes: int | None, centred: bool = False, tanh: bool = False) -> nn.Module:
+def fedavg_cnn(
+    shape: Shape,
+    classes: int | None,
+    centred: bool = False,
+    tanh: bool = False,
+    unit: str = "relu",
+    norm: str = "none",
+    standardise_weights: bool = False,
+) -> nn.Module:
     """The FedAvg network as FedFDP uses it; 582,026 parameters on 1×28×28 and 878,538 on 3×32×32.
 
     ``centred`` maps pixels from [0, 1] to [−1, 1] first, as the federated benchmark does that FedFDP's setting is from.
-    ``tanh`` takes the place of ReLU: bounded activations keep gradients near the clip and logits small while noise
-    adds up (Papernot and others, 2021).
+    ``tanh`` is another way to write ``unit="tanh"``.
     """
     channels, *sides = image_size(shape, 16, "fedavg-cnn")
-    unit = nn.Tanh if tanh else nn.ReLU
+    build = Convolved("fedavg-cnn", "tanh" if tanh else unit, norm, standardise_weights)
     before = [Standardise(0.5, 0.5)] if centred else []
-    layers = _pooled(channels, (32, 64), 5, 0, unit)
-    layers += [nn.Linear(64 * math.prod(((side - 4) // 2 - 4) // 2 for side in sides), 512), unit()]
+    layers = build.pooled(channels, (32, 64), 5, 0)
+    layers += [nn.Linear(64 * math.prod(((side - 4) // 2 - 4) // 2 for side in sides), 512), build.unit()]
     return nn.Sequential(*before, *layers, nn.Linear(512, outputs(classes)))
 
 
-def _pooled(
-    channels: int, widths: tuple[int, ...], kernel: int, padding: int, unit: type[nn.Module]
-) -> list[nn.Module]:
-    """Convolutions with an activation and halved by max-pooling, and then flat."""
-    layers: list[nn.Module] = []
-    for wide in widths:
-        layers += [nn.Conv2d(channels, wide, kernel, padding=padding), unit(), nn.MaxPool2d(2)]
-        channels = wide
-    return [*layers, nn.Flatten()]
-
-
-def tramer_mnist(shape: Shape, classes: int | None) -> nn.Module:
+def tramer_mnist(
+    shape: Shape, classes: int | None, unit: str = "relu", norm: str = "none", standardise_weights: bool = False
+) -> nn.Module:
     """The MNIST network of Tramèr and Boneh (2021); 26,010 parameters on 1×28×28."""
     channels, *sides = image_size(shape, 20, "tramer-mnist")
+    build = Convolved("tramer-mnist", unit, norm, standardise_weights)
     features = 32 * math.prod(((side - 4) // 2 - 4) // 2 for side in sides)
     return nn.Sequential(
-        nn.Conv2d(channels, 16, 8, stride=2, padding=2), nn.ReLU(), nn.MaxPool2d(2, stride=1),
-        nn.Conv2d(16, 32, 4, stride=2), nn.ReLU(), nn.MaxPool2d(2, stride=1),
-        nn.Flatten(), nn.Linear(features, 32), nn.ReLU(), nn.Linear(32, outputs(classes)),
+        *build.convolution(channels, 16, 8, stride=2, padding=2), nn.MaxPool2d(2, stride=1),
+        *build.convolution(16, 32, 4, stride=2), nn.MaxPool2d(2, stride=1),
+        nn.Flatten(), nn.Linear(features, 32), build.unit(), nn.Linear(32, outputs(classes)),
     )  # fmt: skip
 
 
-def tramer_cifar(shape: Shape, classes: int | None) -> nn.Module:
+def tramer_cifar(
+    shape: Shape, classes: int | None, unit: str = "tanh", norm: str = "none", standardise_weights: bool = False
+) -> nn.Module:
     """The CIFAR-10 network of Tramèr and Boneh (2021) with tanh; 550,570 parameters on 3×32×32."""
     channels, height, width = image_size(shape, 8, "tramer-cifar")
+    build = Convolved("tramer-cifar", unit, norm, standardise_weights)
     layers: list[nn.Module] = []
     for wide in (32, 64, 128):
-        layers += [nn.Conv2d(channels, wide, 3, padding=1), nn.Tanh()]
-        layers += [nn.Conv2d(wide, wide, 3, padding=1), nn.Tanh(), nn.MaxPool2d(2)]
+        layers += build.convolution(channels, wide, 3, padding=1)
+        layers += [*build.convolution(wide, wide, 3, padding=1), nn.MaxPool2d(2)]
         channels = wide
-    layers += [nn.Flatten(), nn.Linear(128 * (height // 8) * (width // 8), 128), nn.Tanh()]
+    layers += [nn.Flatten(), nn.Linear(128 * (height // 8) * (width // 8), 128), build.unit()]
     return nn.Sequential(*layers, nn.Linear(128, outputs(classes)))
 
 
@@ -179,11 +194,6 @@ def resnet18_gn(shape: Shape, classes: int | None, groups: int = 32, stem: str =
         layers += [BasicBlock(inputs, wide, 1 if stage == 0 else 2, groups), BasicBlock(wide, wide, 1, groups)]
         inputs = wide
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, outputs(classes)))
-
-
-def norm_of_eights(channels: int) -> nn.GroupNorm:
-    """GroupNorm over groups of eight channels, so that a 1×1 image still has something to compare with."""
-    return nn.GroupNorm(channels // 8, channels)
 
 
 @isolated

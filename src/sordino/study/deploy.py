@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from sordino import methods, models
 from sordino.client import gradients
+from sordino.client.augment import Augment
 from sordino.client.gradients.losses import loss_by_name
 from sordino.data.own import load_folder
 from sordino.data.schema import Schema, parse_schema
@@ -105,7 +106,7 @@ class Served:
             "model": {**model, **{key: self.brief[key] for key in also if key in self.brief}},
             "loss": self.loss,
             "method": {"name": plan.method.name, **plan.method.describe()},
-            "training": dataclasses.asdict(plan.training),
+            "training": {k: v for k, v in dataclasses.asdict(plan.training).items() if k != "augment" or v},
         }
         plain: dict[str, Any] = json.loads(to_json(about))
         return plain
@@ -149,6 +150,10 @@ def prepare(study: Study, run: str) -> Served:
         "adjacency": study.budgets.adjacency,
         **({"features": described(template)} if "features" in options else {}),
     }
+    if study.training.augment is not None:
+        augment = Augment.parse(study.training.augment)
+        augment.check(shape)
+        brief["augment"] = dataclasses.asdict(augment)
     return Served(study, template, start, layout, brief, shown)
 
 

@@ -127,8 +127,9 @@ class Prepared:
 
     @cached_property
     def kinship(self) -> tuple[str, ...]:
-        """What runs of one stack have in common: the network with all it holds fixed, a record's shape, the loss."""
+        """What runs of one stack have in common: the network with what it holds fixed, records' shape, loss, copies."""
         told = [*(self.study[key] for key in ("model", "loss", "precision")), repr(self.trained), self.graded_loss]
+        told.append(self.study["training"].get("augment"))
         return json.dumps(told), self.rules["model"], models.digest(self.template)
 
     @property

@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +16,7 @@ from torch import nn
 
 from sordino import methods, models
 from sordino.client import gradients
+from sordino.client.augment import Augment
 from sordino.data import Federation
 from sordino.engine.devices import torch_device
 from sordino.engine.mapped import pages_of
@@ -77,14 +79,20 @@ def prepare(
     loss = "cross-entropy" if clients.task == "classification" else "half-squared-error"
     if precision not in {"float32", "mixed"}:
         raise BadInput(f"precision {precision!r} is unknown: use float32 or mixed")
-    # A map of every record by itself is applied once, not at every step; a mapped file is too large for that.
-    fixed, trained = (None, template) if pages_of(clients.x) is not None else models.split_fixed(template)
-    engine = gradients.build(trained, loss, mixed=precision == "mixed")
+    augment = None if given.get("augment") is None else Augment.parse(given["augment"])
+    if augment is not None:
+        augment.check(clients.shape)
+    # A map of every record by itself is applied once, not at every step; a mapped file is too large for that, and
+    # copies are made before it, other ones in every step.
+    each_step = pages_of(clients.x) is not None or augment is not None
+    fixed, trained = (None, template) if each_step else models.split_fixed(template)
+    build = partial(gradients.build, mixed=precision == "mixed", copies=1 if augment is None else augment.copies)
+    engine = build(trained, loss)
     judge, graded_loss = None, ""
     if chosen.local.trains is not None:
         judge = engine
         trained, graded_loss = chosen.local.trains(trained)
-        engine = gradients.build(trained, graded_loss, mixed=precision == "mixed")
+        engine = build(trained, graded_loss)
     reach = models.reach(template, clients.shape) if methods.wants_auto(chosen, given) else 1.0
     learner = methods.Learner(engine.dimension, clients.classes, reach)
     plan, why = methods.settle(chosen, given, population, learner, seed, noises=before and before.noises)
@@ -103,7 +111,7 @@ def prepare(
         "loss": loss,
         "method": {"name": chosen.name, **chosen.describe()},
         # Only where it is asked for: random streams are keyed by all of this, and old runs are to repeat.
-        "training": {k: v for k, v in asdict(plan.training).items() if k != "exact_noise" or v},
+        "training": {k: v for k, v in asdict(plan.training).items() if k not in ("exact_noise", "augment") or v},
         "precision": precision,
     }
     return Prepared(

@@ -237,11 +237,19 @@ class TrainingKeys(Section):
     server_lr: float | None = None
     cooldown: float | None = None
     exact_noise: bool | None = None
+    augment: dict[str, Any] | None = None
     pull: float | None = None
     clip: float | Auto | None = None
     sampling: Literal["poisson", "fixed", "full"] | None = None
     select: int | None = None
     evaluate: int | Auto | None = None
+
+    @field_validator("augment", mode="before")
+    @classmethod
+    def _table(cls, given: Any) -> Any:
+        if given is not None and not isinstance(given, dict):
+            raise ValueError("it is a table, such as {copies = 4, shift = 2, mirror = true}")
+        return given
 
 
 class CompareKeys(Section):

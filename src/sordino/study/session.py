@@ -292,11 +292,12 @@ def make_setup(
     held = [test if len(test) else train for test, train in zip(clients.test, clients.train)]
     also = tuple(one.question for one in plan.method.ask if one.batch == "step")
     work = Work(ready.engine, plan.method.clip, plan.method.local, also, stack=device.type == "cuda")
+    work = replace(work, augment=plan.training.augmented)
     if plan.training.exact_noise:
         graded = ready.graded_loss or ready.study["loss"]
         if device.type != "cpu":
             raise BadInput('training.exact_noise computes as a site does, on a CPU: use device = "cpu"')
-        work = replace(work, alone=gradients.Alone(ready.trained, loss_by_name(graded)))
+        work = replace(work, alone=gradients.Alone(ready.trained, loss_by_name(graded), copies=work.copies))
     loss = loss_by_name(ready.study["loss"]).values
     classes = clients.task == "classification"
     observer = Observer(judge, loss, records, held, clients.sizes, central, classes, clients.train)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from sordino.client.gradients.apart import Maker, Space, Unserved, stages_of
 from sordino.client.gradients.chain import Chain
 from sordino.client.gradients.losses import Loss
-from sordino.client.gradients.types import Trainable
+from sordino.client.gradients.types import Trainable, inputs_of, mean_of_copies
 from sordino.errors import BadInput
 
 BLOCK, BYTES = 32, 1 << 22
@@ -62,11 +62,13 @@ class Alone(Trainable):
     A record's loss and gradient depend on the weights and on that record alone, bit for bit: not on the batch it was
     drawn in, its place there, its neighbours or the number of threads. What a model writes into its buffers is undone
     before the next record. Each thread that calls computes by itself (``privacy.threads.one_thread``), and what it gets
-    is valid until its next call.
+    is valid until its next call. With ``copies`` above 1 a record is ``x[copies, …]`` and its loss their mean, as in
+    ``Engine.copies``; no other record's copies are near.
     """
 
-    def __init__(self, model: nn.Module, loss: Loss, apart: bool = True) -> None:
+    def __init__(self, model: nn.Module, loss: Loss, apart: bool = True, copies: int = 1) -> None:
         super().__init__(model)
+        self.copies = copies
         self._model, self._loss = copy.deepcopy(model), loss
         self._stages = stages_of(self._model, self.layout) if apart else None
         self._own = threading.local()
@@ -74,12 +76,13 @@ class Alone(Trainable):
     @property
     def block(self) -> int:
         """How many records to hand over at a time."""
-        return 1 if self._stages is None else max(1, min(BLOCK, BYTES // (4 * self.dimension)))
+        return 1 if self._stages is None else max(1, min(BLOCK, BYTES // (4 * self.dimension)) // self.copies)
 
     def check(self, shape: tuple[int, ...], classes: int | None) -> None:
         """Refuse a model that fails on a record of zeros: on a site's records nobody would be told."""
         weights, inner = self.flatten(self._model), nn.Embedding in {type(one) for one in self._model.modules()}
-        x = torch.zeros(1, *shape, dtype=torch.long if inner else weights.dtype)
+        whole = shape if self.copies == 1 else (self.copies, *shape)
+        x = torch.zeros(1, *whole, dtype=torch.long if inner else weights.dtype)
         y = torch.zeros(1, dtype=weights.dtype if classes is None else torch.long)
         found = self._singly(weights, True)(x, y).troubles
         if found:
@@ -119,7 +122,8 @@ class Alone(Trainable):
         def one(x: Tensor, y: Tensor, out: Tensor) -> float:
             own = ready()
             with torch.set_grad_enabled(gradients):  # copies lie where every other record's lay: aligned alike
-                loss = self._loss.values(own.model(x.clone()[None]), y.clone()[None]).squeeze(0)
+                inputs, labels = inputs_of(x.clone()[None], y.clone()[None], self.copies)
+                loss = mean_of_copies(self._loss.values(own.model(inputs), labels), self.copies).squeeze(0)
             if gradients:
                 found = torch.autograd.grad(loss, own.parameters, allow_unused=True, materialize_grads=True)
                 torch.cat([each.reshape(-1) for each in found], out=out)
@@ -145,15 +149,32 @@ class Alone(Trainable):
             space: Space | None = getattr(self._own, "space", None)
             if space is None:
                 space = self._own.space = Space()
+            inputs, labels = inputs_of(x, y, self.copies)
             with torch.no_grad():
-                x, ways = chain.forward(x, space)
+                x, ways = chain.forward(inputs, space)
                 outputs = space.in_lanes("outputs", x)
                 slopes = torch.zeros_like(outputs)
-                losses = self._loss.each(outputs, y, slopes)
+                losses = self._means(self._loss.each(outputs, labels, slopes))
                 if not gradients:
                     return Singles(losses, flat[:0], [])
-                space.grads = space.lanes("gradients", len(y), (self.dimension,))
+                space.grads = space.lanes("gradients", len(labels), (self.dimension,))
                 chain.backward(slopes, ways)
-            return Singles(losses, space.grads, [])
+                return Singles(losses, self._mean_gradients(space), [])
 
         return grade
+
+    def _means(self, losses: list[float]) -> list[float]:
+        """The mean loss of every record's copies."""
+        if self.copies == 1:
+            return losses
+        return [sum(losses[k : k + self.copies]) / self.copies for k in range(0, len(losses), self.copies)]
+
+    def _mean_gradients(self, space: Space) -> Tensor:
+        """The mean gradient of every record's copies, one copy after the other: number by number, bit for bit."""
+        if self.copies == 1:
+            return space.grads
+        each = space.grads.unflatten(0, (-1, self.copies))
+        total = space.lanes("means", len(each), (self.dimension,)).copy_(each[:, 0])
+        for place in range(1, self.copies):
+            total += each[:, place]
+        return total.div_(self.copies)

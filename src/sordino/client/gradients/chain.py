@@ -20,15 +20,18 @@ from sordino.client.gradients import fused
 from sordino.client.gradients.convolution import ConvLayer
 from sordino.client.gradients.layers import EmbeddingLayer, GroupNormLayer, LayerNormLayer, LinearLayer
 from sordino.client.gradients.patches import Geometry, pads_with_zeros
+from sordino.client.gradients.standardised import StandardisedConvLayer
 from sordino.client.gradients.tape import Layer, Tape, Workspace
 from sordino.client.gradients.types import Slot
 from sordino.errors import BadInput
+from sordino.models.standardised import StandardisedConv2d
 
 _RULES: dict[type[nn.Module], Callable[[str, Any, dict[str, Slot]], Layer]] = {
     nn.Linear: LinearLayer,
     nn.Embedding: EmbeddingLayer,
     nn.Conv1d: ConvLayer,
     nn.Conv2d: ConvLayer,
+    StandardisedConv2d: StandardisedConvLayer,
     nn.GroupNorm: GroupNormLayer,
     nn.InstanceNorm1d: GroupNormLayer,
     nn.InstanceNorm2d: GroupNormLayer,

@@ -23,7 +23,12 @@ AGREEMENT = {"losses": 1e-4, "norms": 1e-4, "sums": 1e-2}
 
 
 def build(
-    model: nn.Module, loss: str, kind: str = "auto", shape: tuple[int, ...] | None = None, mixed: bool = False
+    model: nn.Module,
+    loss: str,
+    kind: str = "auto",
+    shape: tuple[int, ...] | None = None,
+    mixed: bool = False,
+    copies: int = 1,
 ) -> Engine:
     """An engine for a model and a loss.
 
@@ -42,6 +47,8 @@ def build(
     mixed
         Let a GPU compute activations in TF32 (a tenth of a percent), never gradients of parameters and norms: what is
         summed is still clipped by its own exact norm.
+    copies
+        How many inputs a record has, whose losses are averaged (``Engine.copies``).
 
     Guarantees
     ----------
@@ -54,20 +61,22 @@ def build(
     if kind not in {"auto", "fast", "exact"}:
         raise BadInput(f"unknown gradient engine '{kind}'; choose auto, fast or exact")
     if kind == "exact":
-        return Exact(model, per_record, "asked for")
+        return Exact(model, per_record, "asked for", copies=copies)
     try:
         mixing = why_not_isolated(model)
         if mixing is not None:
             raise Unsupported(mixing)
-        engine = Checked(Fast(model, per_record, mixed=mixed), model, per_record, fallback=kind == "auto")
+        fast = Fast(model, per_record, mixed=mixed, copies=copies)
+        engine = Checked(fast, model, per_record, fallback=kind == "auto")
     except Unsupported as reason:
         if kind == "fast":
             raise BadInput(f"the fast gradient engine cannot serve this model: {reason}; use kind='auto'") from reason
-        return Exact(model, per_record, str(reason))
+        return Exact(model, per_record, str(reason), copies=copies)
     if shape is not None:
         example = next(model.parameters())
         labels = torch.zeros(2, dtype=torch.long if loss == "cross-entropy" else example.dtype)
-        engine.settle(engine.flatten(model), torch.zeros(2, *shape, dtype=example.dtype), labels)
+        whole = shape if copies == 1 else (copies, *shape)
+        engine.settle(engine.flatten(model), torch.zeros(2, *whole, dtype=example.dtype), labels)
     return engine
 
 
@@ -82,6 +91,7 @@ class Checked(Engine):
         self.engine: Fast | Exact = engine
         self.module = engine.module
         self._model, self._loss, self._fallback = model, loss, fallback
+        self.copies = engine.copies
         self.settled: frozenset[str] = frozenset()
 
     @property
@@ -134,7 +144,7 @@ class Checked(Engine):
             given = params, *_two_like(x, y, 1)
             reason = disagreement(self.engine, model, self._loss, *given)
         if reason and isinstance(self.engine, Fast) and fused.serves(given[1]):
-            without = Fast(self._model, self._loss)
+            without = Fast(self._model, self._loss, copies=self.copies)
             with fused.set_aside():
                 still = disagreement(without, model, self._loss, *given)
             if still is None:  # it is the kernels and not the model
@@ -144,11 +154,11 @@ class Checked(Engine):
             # An activation on the edge may change sides by rounding; in float64 none does.
             wide = copy.deepcopy(self._model).double()
             floats = [each.double() if each.is_floating_point() else each for each in given]
-            reason = disagreement(Fast(wide, self._loss), wide, self._loss, *floats)
+            reason = disagreement(Fast(wide, self._loss, copies=self.copies), wide, self._loss, *floats)
         if reason and not self._fallback:
             raise BadInput(f"the fast gradient engine cannot serve this model: {reason}; use kind='auto'")
         if reason:
-            self.engine = Exact(self._model, self._loss, reason)
+            self.engine = Exact(self._model, self._loss, reason, copies=self.copies)
         self.module = self.engine.module
         self.settled |= {kind}
         self.engine.mixed = allowed
@@ -166,7 +176,7 @@ def disagreement(engine: Engine, model: nn.Module, loss: Loss, params: Tensor, x
             else:  # where rows are stacked
                 graded = engine(params.expand(len(y), -1), x.unsqueeze(1), y.unsqueeze(1))
             total = graded.pull(torch.ones_like(graded.norms)).sum(0)
-            plain = Alone(model, loss, apart=False).under(params)(x, y)
+            plain = Alone(model, loss, apart=False, copies=engine.copies).under(params)(x, y)
         if plain.troubles:
             raise SordinoError(plain.troubles[0])
     except Unsupported as reason:

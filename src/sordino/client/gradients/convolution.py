@@ -38,7 +38,7 @@ class ConvLayer(Layer):
         self.inputs, self.outputs = module.in_channels, module.out_channels
         self.method, self.reason = "fast", "the way is chosen when the size of its input is known"
         self.way: Way | None = None
-        self._way_on = ""
+        self._way_on: tuple[str, int] = ("", 1)
 
     def weight(self, tape: Tape) -> Tensor:
         """The kernels with two axes, ``[(rows,) outputs, channels, kh, kw]``."""
@@ -53,7 +53,7 @@ class ConvLayer(Layer):
     def forward(self, x: Tensor, tape: Tape) -> tuple[Tensor, Saved]:
         """Native convolution; products of patches where weights are stacked or the input has a single channel."""
         x4 = self._two_axes(x)
-        self._choose(x4)
+        self._choose(x4, tape)
         weight, bias = self.weight(tape), self.bias(tape)
         saved: Saved = (x4,)
         if tape.stacked and self._fused(x4):
@@ -98,7 +98,7 @@ class ConvLayer(Layer):
 
     def forward_pooled(self, x: Tensor, tape: Tape, pool: int) -> tuple[Tensor, Saved]:
         """Convolution, the largest of each pool × pool window, rectified; and which it was."""
-        self._choose(x)
+        self._choose(x, tape)
         weight, bias = self.weight(tape), self.bias(tape)
         out, taken = fused.forward(x, weight, bias, self.geometry, tape.lengths, tape.mixed, pool)
         return out, (x, taken)
@@ -115,11 +115,15 @@ class ConvLayer(Layer):
         self.record(spread, (x,), tape)
         return dx
 
-    def _choose(self, x: Tensor) -> None:
-        if self.way is None or self._way_on != x.device.type:
-            bias = "bias" in self.slots
-            self.way = way_for(self.geometry, self.inputs, self.outputs, self.groups, x, bias)
-            self._way_on, self.method, self.reason = x.device.type, self.way.method, self.way.reason
+    def _choose(self, x: Tensor, tape: Tape) -> None:
+        here = x.device.type, tape.copies
+        if self.way is None or self._way_on != here:
+            self.way = self.find_way(x, tape.copies)
+            self._way_on, self.method, self.reason = here, self.way.method, self.way.reason
+
+    def find_way(self, x: Tensor, copies: int) -> Way:
+        """The cheapest way at the size of the input x, of which a record has so many."""
+        return way_for(self.geometry, (self.inputs, self.outputs), self.groups, x, "bias" in self.slots, copies)
 
     def _stacked_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Patches times weights, row by row in one batched product."""
@@ -163,7 +167,7 @@ class ConvLayer(Layer):
                 return
         if "bias" in self.slots:
             shift = tape.room(self.name, "bias", (self.outputs,), last)
-            torch.sum(last, 1, out=shift)
+            torch.sum(tape.folded(last), 1, out=shift)
             tape.note(Length(squared_norms(shift)))
 
     def pull(self, factors: Tensor, held: Held, segments: Segments, out: Tensor) -> None:
@@ -186,9 +190,10 @@ def usual_size(records: int) -> int:
     return -(-records // step) * step
 
 
-def way_for(geometry: Geometry, inputs: int, outputs: int, groups: int, x: Tensor, bias: bool) -> Way:
-    """The cheapest way for one layer at the size of its input x, where that lies."""
-    positions = math.prod(geometry.output(*x.shape[-2:]))
+def way_for(geometry: Geometry, channels: tuple[int, int], groups: int, x: Tensor, bias: bool, copies: int = 1) -> Way:
+    """The cheapest way for one layer, from and to so many channels, at the size of its input x, where that lies."""
+    inputs, outputs = channels
+    positions = copies * math.prod(geometry.output(*x.shape[-2:]))
     seen = inputs // groups * geometry.taps
     if groups > 1:
         return Patches(geometry, groups)
@@ -196,7 +201,7 @@ def way_for(geometry: Geometry, inputs: int, outputs: int, groups: int, x: Tenso
         reason = f"{positions} positions against {seen * outputs} weights: Gram matrices are smaller"
         return Ghost(geometry, reason, many=FEW_RECORDS * positions > outputs)
     if fused.serves(x):
-        return Fused(geometry, bias)
+        return Fused(geometry, bias) if copies == 1 else Patches(geometry, groups)
     if inputs <= FEW_CHANNELS:
         return Planes(geometry)
     return RowWindows(geometry) if geometry.dense else Patches(geometry, groups)
@@ -213,7 +218,7 @@ class Way(ABC):
 
     @abstractmethod
     def record(self, layer: str, saved: Saved, dy: Tensor, tape: Tape) -> None:
-        """Record squared norms; ``dy`` is ``[n, positions, outputs]``."""
+        """Record squared norms; ``dy`` is ``[inputs, positions, outputs]``."""
 
     def pull(self, factors: Tensor, held: Held, segments: Segments, out: Tensor, slot: Slot) -> None:
         """Write the weighted sum into the weight's slot: here of gradients held as ``[n, outputs·taps·channels]``."""
@@ -238,6 +243,17 @@ def by_group(seen: Tensor, groups: int) -> Tensor:
     return split.reshape(n * groups, high * wide, -1)
 
 
+def add_products(left: Tensor, right: Tensor, out: Tensor, copies: int, groups: int = 1) -> None:
+    """Σ over a record's inputs of left·right: ``[n·copies·groups, a, t]``, ``[…, t, b]`` to ``out[n·groups, a, b]``."""
+    if copies == 1:
+        torch.bmm(left, right, out=out)
+        return
+    left, right = (one.unflatten(0, (-1, copies, groups)) for one in (left, right))
+    for place in range(copies):
+        one, other = left[:, place].flatten(0, 1), right[:, place].flatten(0, 1)
+        out.baddbmm_(one, other, beta=min(place, 1))  # 0: what lies there is not read
+
+
 class Patches(Way):
     """All patches copied, one product per record and group. Any stride, dilation and groups."""
 
@@ -249,13 +265,18 @@ class Patches(Way):
 
     def record(self, layer: str, saved: Saved, dy: Tensor, tape: Tape) -> None:
         """One product per record and group."""
+        tape.note(Length(squared_norms(self.gradients(layer, saved, dy, tape))))
+
+    def gradients(self, layer: str, saved: Saved, dy: Tensor, tape: Tape) -> Tensor:
+        """Every record's gradient, held: ``[n, groups, outputs/groups, taps·channels/groups]``."""
         n, positions, outputs = dy.shape
         seen = by_group(patches_view(last_padded(saved[0], self.geometry), self.geometry), self.groups)
         if self.groups > 1:
             dy = dy.view(n, positions, self.groups, -1).transpose(1, 2).reshape(n * self.groups, positions, -1)
         grads = tape.room(layer, "grads", (self.groups, outputs // self.groups, seen.shape[2]), dy)
-        torch.bmm(dy.transpose(1, 2), seen, out=grads.view(-1, outputs // self.groups, seen.shape[2]))
-        tape.note(Length(squared_norms(grads)))
+        flat = grads.view(-1, outputs // self.groups, seen.shape[2])
+        add_products(dy.transpose(1, 2), seen, flat, tape.copies, self.groups)
+        return grads
 
 
 class Fused(Way):
@@ -306,7 +327,7 @@ class RowWindows(Way):
         turned = dy.transpose(1, 2)
         grads = tape.room(layer, "grads", (dy.shape[2], windows.shape[2]), dy, copies=kh)
         for row in range(kh):
-            torch.bmm(turned, windows[:, row * wide : (row + high) * wide], out=grads[:, row])
+            add_products(turned, windows[:, row * wide : (row + high) * wide], grads[:, row], tape.copies)
             tape.note(Length(squared_norms(grads[:, row])))
 
     def pull(self, factors: Tensor, held: Held, segments: Segments, out: Tensor, slot: Slot) -> None:
@@ -352,7 +373,7 @@ class Planes(Way):
         """One product per record."""
         planes = saved[1] if len(saved) > 1 else self._planes(layer, saved[0], tape.scratch)
         grads = tape.room(layer, "grads", (planes.shape[1] - 1, dy.shape[2]), dy)
-        torch.bmm(planes[:, :-1], dy, out=grads)
+        add_products(planes[:, :-1], dy, grads, tape.copies)
         tape.note(Length(squared_norms(grads)))
 
     def pull(self, factors: Tensor, held: Held, segments: Segments, out: Tensor, slot: Slot) -> None:
@@ -381,6 +402,7 @@ class Ghost(Way):
         seen = patches_view(last_padded(saved[0], self.geometry), self.geometry)
         if not self.many:
             seen = seen.permute(0, 1, 2, 5, 3, 4)
+        dy = tape.folded(dy)
         flat = seen.reshape(dy.shape[0], dy.shape[1], -1)
         tape.hold(layer, "seen", flat)
         tape.hold(layer, "dy", dy)

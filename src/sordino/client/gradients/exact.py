@@ -12,7 +12,16 @@ from torch.func import functional_call, grad_and_value, vmap
 from sordino.client.gradients.lengths import Length, squared_norms
 from sordino.client.gradients.losses import Loss
 from sordino.client.gradients.tape import Segments
-from sordino.client.gradients.types import Engine, Graded, LayerPlan, evaluating, only, precise
+from sordino.client.gradients.types import (
+    Engine,
+    Graded,
+    LayerPlan,
+    evaluating,
+    inputs_of,
+    mean_of_copies,
+    only,
+    precise,
+)
 
 Named = dict[str, Tensor]
 KEPT_BYTES = 256 * 2**20
@@ -25,8 +34,11 @@ class Exact(Engine):
     their norms and for their sum, from the same state of the random generator, so that dropout drops the same.
     """
 
-    def __init__(self, model: nn.Module, loss: Loss, reason: str, kept_bytes: int = KEPT_BYTES) -> None:
+    def __init__(
+        self, model: nn.Module, loss: Loss, reason: str, kept_bytes: int = KEPT_BYTES, copies: int = 1
+    ) -> None:
         super().__init__(model)
+        self.copies = copies
         self.module = copy.deepcopy(model)
         self._loss, self._reason, self._kept_bytes = loss, reason, kept_bytes
         self._per_record = vmap(grad_and_value(self._one), in_dims=(None, 0, 0), randomness="different")
@@ -71,7 +83,8 @@ class Exact(Engine):
         return out
 
     def _one(self, named: Named, x: Tensor, y: Tensor) -> Tensor:
-        return self._loss.values(self._outputs(named, x.unsqueeze(0)), y.unsqueeze(0)).squeeze(0)
+        inputs, labels = inputs_of(x.unsqueeze(0), y.unsqueeze(0), self.copies)
+        return mean_of_copies(self._loss.values(self._outputs(named, inputs), labels), self.copies).squeeze(0)
 
     def _chunks(
         self, params: Tensor, x: Tensor, y: Tensor, segments: Segments

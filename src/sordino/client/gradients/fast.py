@@ -11,7 +11,17 @@ from sordino.client.gradients.graphs import Graphs
 from sordino.client.gradients.lengths import Length
 from sordino.client.gradients.losses import Loss
 from sordino.client.gradients.tape import Held, Layer, Segments, Tape, Taped, Workspace
-from sordino.client.gradients.types import Engine, Graded, LayerPlan, Pull, evaluating, only, precise
+from sordino.client.gradients.types import (
+    Engine,
+    Graded,
+    LayerPlan,
+    Pull,
+    evaluating,
+    inputs_of,
+    mean_of_copies,
+    only,
+    precise,
+)
 
 BLOCK_BYTES = 12 * 2**20
 SMALLEST_BLOCK = 16
@@ -33,8 +43,11 @@ class Fast(Engine):
     call to call, so an engine serves one thread.
     """
 
-    def __init__(self, model: nn.Module, loss: Loss, stack: bool | None = None, mixed: bool = False) -> None:
+    def __init__(
+        self, model: nn.Module, loss: Loss, stack: bool | None = None, mixed: bool = False, copies: int = 1
+    ) -> None:
         super().__init__(model)
+        self.copies = copies
         self.module, self._layers = shadow_of(model, self.layout, self._run_layer)
         self._loss, self._stack, self.mixed = loss, stack, mixed
         self._chain = chain_of(self.module, self._layers)
@@ -93,14 +106,17 @@ class Fast(Engine):
         out = torch.zeros(segments.records, dtype=params.dtype, device=params.device)
         for window in self._windows(params, segments):
             _, start, stop = window
-            out[start:stop] = self._loss.values(self._evaluated(window, flat_x, mask), flat_y[start:stop])
+            some_x, some_y = inputs_of(flat_x[start:stop], flat_y[start:stop], self.copies)
+            tape = self._tape_of(window, segments.records, {}, mask, self.copies)
+            out[start:stop] = mean_of_copies(self._loss.values(self._evaluated(tape, some_x), some_y), self.copies)
         out = out.view(y.shape[:2])
         return out if mask is None else only(mask, out)
 
     def predict(self, flat: Tensor, x: Tensor) -> Tensor:
         """Outputs of the model in evaluation mode."""
         with evaluating(self.module):
-            return torch.cat([self._evaluated(window, x, None) for window in self._blocks(flat, 0, len(x))])
+            windows = self._blocks(flat, 0, len(x))
+            return torch.cat([self._evaluated(self._tape_of(w, len(x), {}, None), x[w[1] : w[2]]) for w in windows])
 
     def _windows(self, params: Tensor, segments: Segments) -> list[Window]:
         """Passes over rows with weights of their own."""
@@ -138,7 +154,9 @@ class Fast(Engine):
             self._tape = None
         return out
 
-    def _tape_of(self, window: Window, records: int, held: dict[str, Held], mask: Tensor | None) -> Tape:
+    def _tape_of(
+        self, window: Window, records: int, held: dict[str, Held], mask: Tensor | None, copies: int = 1
+    ) -> Tape:
         """A tape for one pass; of each row those records count that are before the last the mask lets through."""
         weights, start, stop = window
         if weights.dim() == 1 or mask is None:
@@ -146,12 +164,14 @@ class Fast(Engine):
             lengths = torch.full((rows,), (stop - start) // rows, dtype=torch.int32, device=weights.device)
         else:
             lengths = (mask * torch.arange(1, mask.shape[1] + 1, dtype=torch.int32, device=mask.device)).amax(1)
-        return Tape(weights, (start, stop), records, held, self._held, self._scratch, lengths, self.mixed)
+        inputs = lengths if copies == 1 else lengths * copies
+        place = weights, (start, stop), records
+        return Tape(*place, held, self._held, self._scratch, inputs, self.mixed, copies=copies)
 
-    def _evaluated(self, window: Window, x: Tensor, mask: Tensor | None) -> Tensor:
+    def _evaluated(self, tape: Tape, x: Tensor) -> Tensor:
         self._calls += 1  # what a graded batch holds may lie in the buffers that are written now
         with torch.no_grad(), precise(self.mixed):
-            return self._run(self._tape_of(window, len(x), {}, mask), x[window[1] : window[2]])
+            return self._run(tape, x)
 
     def _grade(
         self, windows: list[Window], x: Tensor, y: Tensor, segments: Segments, mask: Tensor | None = None
@@ -163,8 +183,8 @@ class Fast(Engine):
         held: dict[str, Held] = {}
         for window in windows if segments.records else []:
             _, start, stop = window
-            tape = self._tape_of(window, segments.records, held, mask)
-            losses.append(self._pass(tape, x[start:stop], y[start:stop]))
+            tape = self._tape_of(window, segments.records, held, mask, self.copies)
+            losses.append(self._pass(tape, *inputs_of(x[start:stop], y[start:stop], self.copies)))
             squares.append(_added(tape.squares))
             excesses.append(sum(tape.excesses, torch.zeros_like(squares[-1])))
             self._volume = self._volume or tape.volume // (stop - start)
@@ -178,15 +198,16 @@ class Fast(Engine):
         return Graded(loss, length, finite, pull, shape, lambda: ticket == self._calls)
 
     def _pass(self, tape: Tape, x: Tensor, y: Tensor) -> Tensor:
-        """Forward and back over one window: losses, everything else on the tape."""
+        """Forward and back over one window's inputs: records' losses, everything else on the tape."""
+        copies = tape.copies
         if self._chain is not None:
             with torch.no_grad(), precise(self.mixed):
                 outputs, ways = self._chain.forward(_ordered(x), tape)
                 losses, slopes = self._loss.graded(outputs, y)
-                self._chain.backward(slopes, ways)
-            return losses
+                self._chain.backward(slopes if copies == 1 else slopes / copies, ways)
+            return mean_of_copies(losses, copies)
         with torch.enable_grad(), precise(self.mixed):
-            losses = self._loss.values(self._run(tape, x), y)
+            losses = mean_of_copies(self._loss.values(self._run(tape, x), y), copies)
             torch.autograd.grad(losses, self._anchor, torch.ones_like(losses), allow_unused=True)
         return losses.detach()
 

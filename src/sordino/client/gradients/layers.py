@@ -49,7 +49,7 @@ class LinearLayer(Layer):
 
     def record(self, dy: Tensor, saved: Saved, tape: Tape) -> None:
         """Squared norms by the cheapest way; x and dy themselves are held."""
-        x3, dy3 = (each.reshape(each.shape[0], -1, each.shape[-1]) for each in (saved[0], dy))
+        x3, dy3 = tape.folded(saved[0]), tape.folded(dy)
         tape.hold(self.name, "dy", dy3)
         if "weight" in self.slots:
             tape.hold(self.name, "x", x3)
@@ -107,8 +107,8 @@ class EmbeddingLayer(Layer):
 
     def record(self, dy: Tensor, saved: Saved, tape: Tape) -> None:
         """Squared norms from the Gram matrix of dy where indices coincide."""
-        index = saved[0].reshape(saved[0].shape[0], -1)
-        dy3 = dy.reshape(dy.shape[0], -1, self.wide)
+        dy3 = tape.folded(dy)
+        index = saved[0].reshape(dy3.shape[:2])
         if self.padding is not None:
             dy3 = dy3.masked_fill((index == self.padding).unsqueeze(2), 0)
         tape.note(squared_where_equal(dy3, index))
@@ -133,9 +133,10 @@ class Affine(Layer):
     method, reason = "per-record", "two numbers a channel; held for the sum"
 
     def keep(self, tape: Tape, scale: Tensor, shift: Tensor) -> None:
-        """Hold the trained ones of the per-record gradients ``[n, …]`` of scale and shift."""
+        """Hold the trained ones of the gradients ``[inputs, …]`` of scale and shift, a record's inputs added up."""
         for key in self.slots:
             flat = (scale if key == "weight" else shift).flatten(1)
+            flat = flat if tape.copies == 1 else flat.unflatten(0, (-1, tape.copies)).sum(1)
             tape.hold(self.name, key, flat)
             tape.note(Length(squared_norms(flat)))
 

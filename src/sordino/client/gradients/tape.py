@@ -113,6 +113,8 @@ class Tape:
     """How often each layer ran."""
     volume: int = 0
     """Numbers the layers have put out."""
+    copies: int = 1
+    """How many inputs in succession belong to one record: layers run on inputs, and are recorded by records."""
 
     @property
     def stacked(self) -> bool:
@@ -120,10 +122,14 @@ class Tape:
         return self.params.dim() == 2
 
     def per_record(self, values: Tensor) -> Tensor:
-        """Stacked values spread over the records of the window: ``[rows, …]`` to ``[n, …]``."""
-        records = self.window[1] - self.window[0]
+        """Stacked values spread over the inputs of the window: ``[rows, …]`` to ``[n·copies, …]``."""
+        records = (self.window[1] - self.window[0]) * self.copies
         rows = values.shape[0]
         return values.unsqueeze(1).expand(rows, records // rows, *values.shape[1:]).flatten(0, 1)
+
+    def folded(self, values: Tensor) -> Tensor:
+        """Positions of all of a record's inputs as its own: ``[n·copies, …, k]`` to ``[n, copies·positions, k]``."""
+        return values.reshape(values.shape[0] // self.copies, -1, values.shape[-1])
 
     def note(self, length: Length) -> None:
         """Count the length of a group of parameters' gradients."""

@@ -156,11 +156,14 @@ class Engine(Trainable, ABC):
     """Per-record gradients of one model under one loss. Parameters are rows of a flat ``[rows, d]`` matrix.
 
     ``module`` is the engine's own copy of the model; its weights mean nothing. ``mixed``: whether a GPU may compute
-    activations in TF32.
+    activations in TF32. ``copies``: above 1, a record is a unit of so many inputs under one label: batches have them as
+    an axis after the records', ``x[rows, b, copies, …]`` or ``x[n, copies, …]``. Its loss is their mean, its gradient
+    therefore the mean of theirs, and its norm the norm of that mean. Predictions are of single inputs.
     """
 
     module: nn.Module
     mixed = False
+    copies = 1
 
     @property
     @abstractmethod
@@ -189,6 +192,18 @@ class Engine(Trainable, ABC):
     @abstractmethod
     def predict(self, flat: Tensor, x: Tensor) -> Tensor:
         """Outputs of the model with parameters ``flat[d]`` for ``x[n, …]``, in evaluation mode."""
+
+
+def inputs_of(x: Tensor, y: Tensor, copies: int) -> tuple[Tensor, Tensor]:
+    """What goes through a model: ``x[n, copies, …]``, ``y[n, …]`` to an input each; copies = 1 has no such axis."""
+    if copies == 1:
+        return x, y
+    return x.flatten(0, 1), y.unsqueeze(1).expand(-1, copies, *y.shape[1:]).flatten(0, 1)
+
+
+def mean_of_copies(losses: Tensor, copies: int) -> Tensor:
+    """The losses of inputs, ``[n·copies]``, to those of records, ``[n]``."""
+    return losses if copies == 1 else losses.unflatten(0, (-1, copies)).mean(1)
 
 
 @cache

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from sordino import models
 from sordino.client import gradients
+from sordino.client.augment import Augment
 from sordino.client.gradients.losses import loss_by_name
 from sordino.client.turn import Work
 from sordino.engine.federation import wire
@@ -76,19 +77,23 @@ def understand(text: str, policy: Policy, declared: Declared, budget: Budget) ->
     template = models.build(about["name"], declared.shape, declared.classes, int(brief["seed"]), **about["options"])
     loss = "cross-entropy" if declared.classes is not None else "half-squared-error"
     check_features(brief, template)
+    augment = None if brief.get("augment") is None else Augment.parse(brief["augment"])
+    if augment is not None:
+        augment.check(declared.shape)
+    copies = 1 if augment is None else augment.copies
     fixed, trained = models.split_fixed(template)
-    if fixed is not None and declared.records * _size(fixed, declared) > KEPT:
+    if fixed is not None and (augment is not None or declared.records * _size(fixed, declared) > KEPT):
         fixed, trained = None, template
-    gradients.Alone(template, loss_by_name(loss)).check(declared.shape, declared.classes)
+    gradients.Alone(template, loss_by_name(loss), copies=copies).check(declared.shape, declared.classes)
     if method.local.trains is not None:
         trained, loss = method.local.trains(trained)
-    engine = gradients.build(trained, loss)
+    engine = gradients.build(trained, loss, copies=copies)
     if engine.dimension > policy.parameters:
         raise Refused(f"a model of {engine.dimension} parameters is too large here: at most {policy.parameters}")
     check_layout(brief, [[name, list(shape), offset] for name, shape, offset in engine.layout])
     also = tuple(one.question for one in method.ask if one.batch == "step")
-    alone = gradients.Alone(trained, loss_by_name(loss))
-    return method, Work(engine, method.clip, method.local, also, alone=alone), fixed
+    alone = gradients.Alone(trained, loss_by_name(loss), copies=copies)
+    return method, Work(engine, method.clip, method.local, also, alone=alone, augment=augment), fixed
 
 
 def _size(fixed: nn.Module, declared: Declared) -> int:
