@@ -40,7 +40,7 @@ def test_what_is_seen_fits_together(digits):
 
 
 def test_the_uploads_that_are_seen_make_the_round_that_a_run_makes(digits):
-    options = {"model": "logistic", "rounds": 1, "steps": 2, **SETTINGS}
+    options = {"model": "logistic", "method": "dp-fedavg", "rounds": 1, "steps": 2, **SETTINGS}
     shares = digits.sizes / digits.sizes.sum()
     seen = [trace(digits, client=name, **options) for name in digits.names]
     start = seen[0]["weights"]

@@ -94,7 +94,7 @@ def test_a_comparison_counts_no_run_twice_and_no_damaged_one(call, tmp_path):
     code, _, err = call("compare", "study.toml", "--set", "compare.seeds=[1, 1]")
     assert (code, "compare.seeds" in err, "twice" in err) == (2, True, True)
     assert call("compare", "study.toml", "--out", "here")[0] == 0
-    file = tmp_path / "here" / "dp-fedavg" / "seed-0" / "result.json"
+    file = tmp_path / "here" / "auto" / "seed-0" / "result.json"
     file.write_text(file.read_text()[:100])
     code, _, err = call("compare", "study.toml", "--out", "here")
     assert (code, "result.json is not a result of sordino" in err) == (2, True)

@@ -21,8 +21,8 @@ from sordino.study.session import Session
 
 def trace(
     clients: Federation,
-    model: str | nn.Module = "cnn-small",
-    method: str | Method = "dp-fedavg",
+    model: str | nn.Module = "auto",
+    method: str | Method = "auto",
     *,
     client: str,
     step: int = 0,

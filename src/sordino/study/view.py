@@ -112,7 +112,7 @@ class PlanView:
             who, epsilon = c["client"], c["epsilon"]
             if LARGE < epsilon < math.inf:
                 found.append(f"{who}'s ε={epsilon:g} promises next to nothing: about 0.1 to 10 mean something")
-            if c["noise_to_signal"] > 10:
+            if c["noise_to_signal"] > 10 and not self.why:  # automatic steps are as long as all rounds' noise allows
                 found.append(
                     f"{who}'s update will be {c['noise_to_signal']:.0f} times more noise than signal "
                     f"(ε={epsilon:g}, batch {c['batch']:g}): a larger batch or more steps help"
