@@ -177,10 +177,10 @@ def _settled(workshop: Workshop, triple: Triple, rule: Rule, seed: int) -> dict[
         sum(one.numel() for one in trained.parameters()), clients.classes, models.reach(template, clients.shape)
     )
     who = methods.Population(tuple(clients.names), clients.sizes, clients.budgets)
-    plan, why = methods.settle(methods.get("auto"), {}, who, learner, seed, rule)
+    plan = methods.settle(methods.get("auto"), {}, who, learner, seed, rule)
     training = {key: getattr(plan.training, key) for key in ("rounds", "rate", "lr", "clip", "cooldown")}
     scale = None if clients.classes else variance(clients)
-    return {"training": training, "why": why, "variance": scale}
+    return {"training": training, "why": plan.why, "variance": scale}
 
 
 def kept(path: Path, asked: Mapping[str, Any], make: Callable[[], dict[str, Any]]) -> dict[str, Any]:

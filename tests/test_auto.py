@@ -37,7 +37,7 @@ def plain_weights(shares, noise, spread):
 
 
 def test_the_noise_on_an_output_at_the_end_is_what_the_rule_says():
-    plan, _ = settled()
+    plan = settled()
     training = plan.training
     noise = []
     for client in plan.clients:  # κ_i, each by itself
@@ -53,19 +53,19 @@ def test_the_noise_on_an_output_at_the_end_is_what_the_rule_says():
 
 
 def test_every_budget_is_kept_and_used_up():
-    plan, _ = settled()
+    plan = settled()
     for client in plan.clients:
         assert client.epsilon <= client.budget.epsilon
         assert client.epsilon > 0.99 * client.budget.epsilon
 
 
 def test_outputs_that_move_further_get_shorter_steps():
-    near, far = settled()[0], settled(learner=Learner(1970, 10, 4.0))[0]
+    near, far = settled(), settled(learner=Learner(1970, 10, 4.0))
     assert far.training.lr == pytest.approx(near.training.lr / 4, rel=0.01)
 
 
 def test_more_records_or_budget_mean_more_rounds_between_the_limits():
-    rounds = [settled(who=people((n, n, n)))[0].training.rounds for n in (30, 3_000, 30_000, 3_000_000)]
+    rounds = [settled(who=people((n, n, n))).training.rounds for n in (30, 3_000, 30_000, 3_000_000)]
     assert rounds == sorted(rounds)
     assert rounds[0] == auto.FEWEST
     assert rounds[-1] == auto.MOST
@@ -73,8 +73,8 @@ def test_more_records_or_budget_mean_more_rounds_between_the_limits():
 
 
 def test_small_batches_are_taken_where_they_cost_no_noise():
-    strict = settled(who=people(epsilons=(0.1, 0.1, 0.1)))[0].training
-    loose = settled(who=people(epsilons=(8.0, 8.0, 8.0)))[0].training
+    strict = settled(who=people(epsilons=(0.1, 0.1, 0.1))).training
+    loose = settled(who=people(epsilons=(8.0, 8.0, 8.0))).training
     assert strict.rate < loose.rate
     for training, epsilon in ((strict, 0.1), (loose, 8.0)):
         steps = training.rounds
@@ -96,48 +96,48 @@ def test_small_batches_are_taken_where_they_cost_no_noise():
     ids=str,
 )
 def test_every_choice_can_be_overridden(given, seen):
-    training = settled(given)[0].training
+    training = settled(given).training
     assert {key: getattr(training, key) for key in seen} == seen
 
 
 def test_the_step_is_as_long_whatever_the_clip_and_the_number_of_local_steps():
-    usual = settled({"rounds": 50, "rate": 0.2})[0].training
-    assert settled({"rounds": 50, "rate": 0.2, "clip": 4.0})[0].training.lr == pytest.approx(usual.lr / 4, rel=0.01)
-    many = settled({"rounds": 50, "rate": 0.2, "steps": 4})[0].training
+    usual = settled({"rounds": 50, "rate": 0.2}).training
+    assert settled({"rounds": 50, "rate": 0.2, "clip": 4.0}).training.lr == pytest.approx(usual.lr / 4, rel=0.01)
+    many = settled({"rounds": 50, "rate": 0.2, "steps": 4}).training
     assert many.lr < usual.lr / 2
 
 
 @pytest.mark.parametrize("name", ["dp-fedavg", "weiavg", "robust-hdp", "privacy-aware", "fedfdp"])
 def test_other_methods_keep_their_defaults_and_may_ask(name):
-    plain = settled(name=name)[0].training
+    plain = settled(name=name).training
     assert (plain.rounds, plain.lr, plain.clip) == (40, 0.5, 1.0)
-    asked, why = settled({"rounds": "auto", "lr": "auto", "clip": "auto", "rate": "auto"}, name=name)
+    asked = settled({"rounds": "auto", "lr": "auto", "clip": "auto", "rate": "auto"}, name=name)
     assert asked.training.rounds >= auto.FEWEST
     assert 0 < asked.training.lr < 100
-    assert len(why) == 4
+    assert len(asked.why) == 4
 
 
 def test_where_fewer_clients_are_averaged_steps_are_shorter():
     given = {"rounds": 100, "rate": 0.2, "lr": "auto"}
     who = people((100,) * 8, (1.0,) * 8)
-    few = settled({**given, "select": 2}, who, name="unbiased")[0].training.lr
-    every = settled(given, who, name="dp-fedavg")[0].training.lr
+    few = settled({**given, "select": 2}, who, name="unbiased").training.lr
+    every = settled(given, who, name="dp-fedavg").training.lr
     assert few < every
 
 
 def test_regression_and_two_classes_have_targets_of_their_own():
     rule = Rule(noise=10.0, power=1.0, regression=0.5)
     assert (rule.target(10), rule.target(2), rule.target(None)) == (1.0, 5.0, 0.5)
-    real = settled(learner=Learner(29, None, 1.0), rule=rule)[0].training.lr
-    two = settled(learner=Learner(29, 2, 1.0), rule=rule)[0].training.lr
+    real = settled(learner=Learner(29, None, 1.0), rule=rule).training.lr
+    two = settled(learner=Learner(29, 2, 1.0), rule=rule).training.lr
     assert two == pytest.approx(10 * real, rel=0.02)
 
 
 def test_without_any_budget_it_still_trains_and_is_not_private():
-    plan, why = settled(who=people(epsilons=(math.inf,) * 3))
+    plan = settled(who=people(epsilons=(math.inf,) * 3))
     assert plan.training.rounds == auto.MOST
     assert not plan.private
-    assert "no noise" in why[-1]
+    assert "no noise" in plan.why[-1]
 
 
 def test_only_some_settings_can_be_automatic():

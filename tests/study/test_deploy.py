@@ -26,6 +26,7 @@ from sordino.engine.federation.certificates import Keys, certify
 from sordino.engine.federation.limits import Policy
 from sordino.engine.federation.wire import unpack
 from sordino.errors import BadInput, BudgetRefused, SordinoError
+from sordino.methods import auto
 from sordino.study.conduct import conduct, set_up
 from sordino.study.file import make_study
 from sordino.study.page import Page, page
@@ -71,6 +72,24 @@ def test_a_finished_run_is_a_result_like_any_other(rig: Rig):
     said = text_of(look(rig.run))
     assert "finished, round 3 of 3" in said
     assert "∞" in said
+
+
+def test_a_study_that_says_nothing_sets_itself_once_it_is_known_who_came(tmp_path: Path, clients, monkeypatch):
+    monkeypatch.setattr(auto, "FEWEST", 2)
+    monkeypatch.setattr(auto, "MOST", 3)
+    study = {key: value for key, value in table("auto", clients).items() if key not in ("model", "method", "training")}
+    del study["study"]["rounds"]
+    study["deployment"] |= {"enrol": 0.1, "timeout": 20.0}
+    with Rig(tmp_path / "sites", clients, study, everywhere=Policy()) as rig:
+        set_up(tmp_path / "run", make_study(study), resume=False)
+        result = conduct(tmp_path / "run", rig.wires)
+    told = result["study"]
+    assert (told["method"]["name"], told["model"]["name"]) == ("auto", "scatter-linear")
+    assert len(result["rounds"]) == told["training"]["rounds"] <= 3
+    assert told["training"]["lr"] > 0
+    assert any(line.startswith("rounds ") for line in told["auto"])
+    for one in result["privacy"][:2]:
+        assert one["run_epsilon"] <= one["epsilon"]
 
 
 def test_the_server_judges_the_model_by_its_own_records(rig: Rig, tmp_path: Path):

@@ -89,8 +89,8 @@ def settle(
     seed: int,
     rule: Rule = RULE,
     noises: Any = None,
-) -> tuple[Plan, list[str]]:
-    """The plan with every ``"auto"`` among the settings chosen, and why each was chosen as it was.
+) -> Plan:
+    """The plan with every ``"auto"`` among the settings chosen; ``Plan.why`` says why each was chosen as it was.
 
     ``given`` are the settings of a study; what they leave open the method's defaults say. ``noises``: multipliers of a
     run that goes on. Depends on n_i, ε_i, δ_i, the model's size, classes and reach, and on nothing else.
@@ -121,7 +121,7 @@ def settle(
         plan = make_plan(
             method, replace(training, lr=rate), population, learner.dimension, seed, noises or noises_of(plan)
         )
-    return plan, why
+    return replace(plan, why=tuple(why))
 
 
 def _said(key: str, given: Mapping[str, Any]) -> bool:

@@ -84,6 +84,8 @@ class Plan:
     population: Population
     schedule: Schedule
     clients: tuple[ClientPlan, ...]
+    why: tuple[str, ...] = ()
+    """What was chosen automatically, and why (``methods.auto``)."""
 
     @property
     def private(self) -> bool:

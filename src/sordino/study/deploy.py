@@ -65,7 +65,7 @@ class Served:
         given = self.study.settings()
         reach = models.reach(self.template, tuple(self.brief["shape"])) if methods.wants_auto(method, given) else 1.0
         learner = methods.Learner(len(self.start), self.brief["classes"], reach)
-        return methods.settle(method, given, sites, learner, seed, noises=noises)[0]
+        return methods.settle(method, given, sites, learner, seed, noises=noises)
 
     def agreed(self, plan: Plan) -> Served:
         """The same with the number of rounds that was settled once it was known who came."""
@@ -108,6 +108,7 @@ class Served:
             "method": {"name": plan.method.name, **plan.method.describe()},
             "training": {k: v for k, v in dataclasses.asdict(plan.training).items() if k != "augment" or v},
         }
+        about |= {"auto": plan.why} if plan.why else {}
         plain: dict[str, Any] = json.loads(to_json(about))
         return plain
 

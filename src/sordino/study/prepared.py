@@ -103,8 +103,6 @@ class Prepared:
     """The loss of that other module."""
     first_keys: bool = False
     """Whether the run was begun by sordino 0.1, which knew parts by their names only."""
-    why: tuple[str, ...] = ()
-    """What was chosen automatically, and why."""
 
     @property
     def key(self) -> str:

@@ -95,7 +95,7 @@ def prepare(
         engine = build(trained, graded_loss)
     reach = models.reach(template, clients.shape) if methods.wants_auto(chosen, given) else 1.0
     learner = methods.Learner(engine.dimension, clients.classes, reach)
-    plan, why = methods.settle(chosen, given, population, learner, seed, noises=before and before.noises)
+    plan = methods.settle(chosen, given, population, learner, seed, noises=before and before.noises)
     study = {
         "data": clients.description,
         "budgets": [None if math.isinf(b.epsilon) else b.epsilon for b in budgets],
@@ -126,7 +126,6 @@ def prepare(
         judge,
         graded_loss,
         before is not None and before.first_keys,
-        tuple(why),
     )
 
 
@@ -144,7 +143,7 @@ def plan(
     """What ``train`` with these arguments would do: noise per client, schedule, cost, warnings. No training."""
     options = with_features(model_options, features)
     ready = prepare(clients, model, method, seed, options, {"rounds": rounds, **training})
-    return PlanView(ready.plan, ready.engine.dimension, ready.engine.describe(), seed, ready.why)
+    return PlanView(ready.plan, ready.engine.dimension, ready.engine.describe(), seed)
 
 
 def train(

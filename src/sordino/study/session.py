@@ -94,7 +94,7 @@ class Session:
         if early := stopped(plan, state.round):
             log.warning("%s: %s", plan.method.name, early["reason"])
         study = {**({} if name is None else {"name": name}), **self.ready.study}
-        study |= {"auto": list(self.ready.why)} if self.ready.why else {}
+        study |= {"auto": list(plan.why)} if plan.why else {}
         result = build_result(study, self.setup, state, self.book, self.run, self.ready.seed)
         if self.book is not None:
             self.book.close_run(self.run)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -62,7 +62,6 @@ class PlanView:
     dimension: int
     layers: list[LayerPlan]
     seed: int = 0
-    why: Sequence[str] = ()
 
     @cached_property
     def clients(self) -> list[dict[str, Any]]:
@@ -99,6 +98,11 @@ class PlanView:
     def gradients(self) -> float:
         """Expected number of per-record gradients of the whole run."""
         return float(sum(c.turns * c.terms.count * c.terms.divisor for c in self.plan.clients))
+
+    @property
+    def why(self) -> tuple[str, ...]:
+        """What was chosen automatically, and why."""
+        return self.plan.why
 
     @property
     def warnings(self) -> list[str]:
