@@ -54,16 +54,28 @@ def test_ema_is_the_plain_mean_until_its_memory_is_full_and_then_decays():
     torch.testing.assert_close(shown[3], 0.6 * shown[2] + 0.4 * iterates[3])
 
 
+def test_recent_has_a_memory_of_a_share_of_the_rounds_so_far():
+    iterates, shown, _ = roll(after.recent(share=0.5))
+    kept = [max(0.0, 1 - 1 / (0.5 * t)) for t in range(1, 6)]
+    assert kept[:2] == [0.0, 0.0]
+    expected = iterates[0]
+    for a, iterate, show in zip(kept, iterates, shown):
+        expected = a * expected + (1 - a) * iterate
+        torch.testing.assert_close(show, expected)
+    iterates, shown, _ = roll(after.recent())  # a tenth of five rounds is less than one
+    assert all(torch.equal(one, other) for one, other in zip(iterates, shown))
+
+
 def test_averages_never_change_what_clients_start_from():
     plain, _, _ = roll(after.plain())
-    for step in (after.ema, after.polyak):
+    for step in (after.ema, after.polyak, after.recent):
         iterates, _, _ = roll(step())
         assert all(torch.equal(a, b) for a, b in zip(iterates, plain))
 
 
 def test_momentum_and_averages_combine():
     alone, _, _ = roll(after.momentum(beta=0.5))
-    for step in (after.ema, after.polyak):
+    for step in (after.ema, after.polyak, after.recent):
         iterates, _, _ = roll(step(beta=0.5))
         assert all(torch.equal(a, b) for a, b in zip(iterates, alone))
 

@@ -94,6 +94,29 @@ def test_weights_are_a_distribution(name):
     assert weights.sum() == pytest.approx(1.0)
 
 
+def test_balanced_weights_are_the_best_of_their_kind():
+    """No small move along the simplex makes spread²‖w − p‖²/d + Σ w²κ² smaller; κ² is the noise of a unit of the way."""
+    facts = replace(facts_of([0, 3, 5, 7], layout=LAYOUT), rounds=50, clip=CLIP)
+    weights = rules.balanced(spread=0.7).weights(facts)
+    kappas = [v / ((LR * CLIP * k) ** 2 * 50) for v, k in zip(facts.variances, facts.steps)]
+    shares = facts.sizes / facts.sizes.sum()
+
+    def cost(w):
+        return sum(0.7**2 / SIZE * (w[i] - shares[i]) ** 2 + w[i] ** 2 * kappas[i] for i in range(4))
+
+    assert weights.sum() == pytest.approx(1.0)
+    for i in range(4):
+        for j in range(4):
+            moved = weights.copy()
+            moved[i] += 1e-4
+            moved[j] -= 1e-4
+            assert cost(moved) >= cost(weights) - 1e-15
+    still = replace(facts, variances=np.zeros(4))
+    assert rules.balanced().weights(still) == pytest.approx(shares)
+    with pytest.raises(BadInput, match="spread"):
+        rules.balanced(spread=0.0)
+
+
 def test_known_weights_by_loops():
     facts = facts_of([0, 3, 5])
     updates = round_of(facts)
