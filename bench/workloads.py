@@ -45,6 +45,7 @@ WORDS = ("client", "step")
 # W3 is ResNet-18 as it is usual on 32×32 images (3×3 stem, 11,173,962 parameters): the work that the field's figures
 # were measured on. The published 7×7 stem (11,181,642 parameters) shrinks the image to 8×8 before the first block: an
 # eighth of the work over as many parameters, so that what a round does once over all of them weighs far more.
+# W5 is a round of scatter-linear on 28×28 images: its features are computed once, for every peer, before any round.
 WORKLOADS = {
     one.name: one
     for one in (
@@ -53,6 +54,7 @@ WORKLOADS = {
         Workload("W3", 1, 1, 32, 640, "resnet18-gn", (3, 32, 32), {"stem": "small"}),
         Workload("W3-large-stem", 1, 1, 32, 640, "resnet18-gn", (3, 32, 32), {"stem": "large"}),
         Workload("W4", 1000, 1, 32, 320, "robust-hdp-cnn", (1, 28, 28)),
+        Workload("W5", 20, 1, 240, 2400, "linear", (2402,)),
     )
 }
 
