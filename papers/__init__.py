@@ -125,7 +125,7 @@ def run(
     except OSError as error:
         raise BadInput(f"cannot make the folder {folder}: {error.strerror}; name another one") from None
     started = time.monotonic()
-    features = None if experiment.explore is None else folder / "features"
+    features = folder / "features" if experiment.features else None
     workshop = Workshop(None if asked.data is None else Path(asked.data), asked.quick, asked.precision, features)
     watch = watch or Silent()
     store = Store(folder, [Path(other) for other in asked.reuse])

@@ -110,6 +110,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
             "where the rule must not know it, being the only regression.",
         ),
         seeds=SEEDS,
+        features=True,
         explore=explore,
         page=accuracy_page.page,
         axes=("triple", "method"),

@@ -128,6 +128,7 @@ EXPERIMENTS = (
         ),
         cells=cells,
         seeds=5,
+        features=True,
         quick=Quick(columns=("digits, 12 clients, Dist2",), training={"rounds": 5}),
         page=page,
         axes=("ingredient", "federation"),

@@ -129,6 +129,7 @@ EXPERIMENTS = (
         cells=cells,
         compute=beside,
         seeds=3,
+        features=True,
         quick=Quick(
             columns=("Dist2", "MNIST"), data={"options": {"records": 2000}}, training={"rounds": 10, "evaluate": 10}
         ),

@@ -215,8 +215,9 @@ class Experiment:
     measures: the numbers that are read from every run; the first decides where values are searched.
     published: numbers of the paper by place, one for each measure, as shown; None where the paper has none.
     cells: the training runs, for one seed.
+    features: whether fixed features of records are computed once and kept in files, for all runs and processes.
     explore: in the place of ``cells``, the runs of all seeds where they follow from a search of its own; it keeps what
-        it found in files. Features of such runs are computed once and kept, too.
+        it found in files.
     page: called with folder, runs, store and what the page is about: lines of Markdown in the place of plain grids, and
         what results.json has beside.
     compute: for what needs no training: called with whether it is to be quick, gives the entries.
@@ -238,6 +239,7 @@ class Experiment:
     quick: Quick = Quick()
     conclude: Conclude | None = None
     axes: tuple[str, str] = ("method", "setting")
+    features: bool = False
     explore: Callable[[Exploring], tuple[Cell, ...]] | None = None
     page: Callable[[Path, Sequence[Cell], Store, Mapping[str, Any]], tuple[list[str], dict[str, Any]]] | None = None
 

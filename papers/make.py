@@ -7,11 +7,13 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from papers import packed
 from papers.experiment import Cell
@@ -68,20 +70,21 @@ class Workshop:
 
     def _with_features(self, ready: Prepared, folder: Path) -> Prepared:
         """The same run whose records have been through the model's fixed modules already; draws stay what they were."""
-        if ready.fixed is None or ready.clients.central is not None:
+        if ready.fixed is None:
             return ready
         made = [ready.clients.description["source"], ready.study["model"], models.digest(ready.template)]
         key = hashlib.sha256(_text(made).encode()).hexdigest()[:16]
         if key not in self._mapped:
-            path = folder / f"{ready.clients.name}-{key}.npy"
-            if not path.exists():
-                folder.mkdir(parents=True, exist_ok=True)
-                found = models.apply_fixed(ready.fixed, torch.from_numpy(ready.clients.x)).numpy()
-                half = path.with_suffix(f".{os.getpid()}.npy")
-                np.save(half, found)
-                half.replace(path)
-            self._mapped = {key: np.load(path)}  # those of one set at a time: they can be large
-        return replace(ready, clients=replace(ready.clients, x=self._mapped[key]), fixed=None)
+            parts = {
+                "": ready.clients.x,
+                "-central": None if ready.clients.central is None else ready.clients.central[0],
+            }
+            made_of = partial(_kept, ready.fixed)
+            found = [made_of(x, folder / f"{ready.clients.name}-{key}{part}.npy") for part, x in parts.items()]
+            self._mapped = {key: found}  # those of one set at a time: they can be large
+        x, central_x = self._mapped[key]
+        central = None if central_x is None or ready.clients.central is None else (central_x, ready.clients.central[1])
+        return replace(ready, clients=replace(ready.clients, x=x, central=central), fixed=None)
 
     def federation(self, cell: Cell) -> Federation:
         """The clients of a cell: its data set, dealt out, with budgets."""
@@ -118,6 +121,18 @@ class Workshop:
         who = [clients.sizes.tolist(), budgets, clients.batch_sizes, clients.names]
         how = [method.private, method.calibrate.by, method.calibrate.strictest, asked, method.aggregate.sets_steps]
         return hashlib.sha256(_text([who, how, training, drawn]).encode()).hexdigest()
+
+
+def _kept(fixed: nn.Module, x: Any, path: Path) -> Any:
+    """The features of some records, from their file where it is there; None of none."""
+    if x is None:
+        return None
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        half = path.with_suffix(f".{os.getpid()}.npy")
+        np.save(half, models.apply_fixed(fixed, torch.from_numpy(x)).numpy())
+        half.replace(path)
+    return np.load(path)
 
 
 def _text(value: Any) -> str:
