@@ -19,10 +19,6 @@ FEDERATIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"name": "digits", "kind": "dirichlet", "clients": 12, "beta": 0.3, "minimum": 30},
         {"spec": "dist2", "delta": 1e-5},
     ),
-    "Fashion-MNIST, 20 clients, Dist4": (
-        {"name": "fashion-mnist", "options": {"records": 12_000}, "kind": "dirichlet", "clients": 20, "beta": 0.3},
-        {"spec": "dist4", "delta": 1e-5},
-    ),
     "adult, 20 clients, Dist6": (
         {
             "name": "adult",
@@ -118,7 +114,7 @@ EXPERIMENTS = (
     Experiment(
         name="accuracy/ingredients",
         title="what each ingredient of auto is worth: the same runs without it, paired seeds",
-        cost="150 runs of linear models, 200 to 1000 rounds; about a quarter of an hour on two cores",
+        cost="100 runs of linear models, 200 to 1000 rounds; some minutes on two cores",
         measures=(ACCURACY,),
         published={},
         differs=(
