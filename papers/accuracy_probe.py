@@ -11,7 +11,6 @@ settings for runs that are.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sordino.server.rules import balance
+from sordino.server.spread import exchangeable
 
 Array = NDArray[np.float64]
 GAMMA = 0.01
@@ -83,7 +82,7 @@ class Heads:
     def weights(self, spread: float, rounds: int) -> Array:
         """What the rule ``balanced`` makes of sizes and noises."""
         shares = self.sizes / self.sizes.sum()
-        return balance(shares, self.noise / math.sqrt(rounds), spread / math.sqrt(self.start.numel()))
+        return exchangeable(self.noise**2 / rounds, spread**2 / self.start.numel(), shares)
 
     def deviation(self, spread: float, rounds: int) -> float:
         """ν = √(Σ w_i² (z_i S/b_i)²), the noise on a coordinate of the combined gradient."""

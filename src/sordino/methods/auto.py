@@ -31,7 +31,8 @@ from sordino.methods.training import Population, Training
 from sordino.privacy.accounting import calibrate
 from sordino.privacy.types import Scheme
 from sordino.server.projected import budget_shares
-from sordino.server.rules import SPREAD, balance
+from sordino.server.rules import SPREAD
+from sordino.server.spread import exchangeable
 
 AUTO = "auto"
 CHOSEN = ("rounds", "rate", "lr", "clip", "evaluate")
@@ -160,7 +161,7 @@ def _shares(population: Population) -> NDArray[np.float64]:
 
 def _together(method: Method, population: Population, noise: NDArray[np.float64], dimension: int) -> float:
     """κ of the combined update, by the weights that the method's rule aims at."""
-    weights = balance(_shares(population), noise, SPREAD / math.sqrt(dimension))
+    weights = exchangeable(noise**2, SPREAD**2 / dimension, _shares(population))
     if method.aggregate.aims == "size":
         weights = _shares(population)
     elif method.aggregate.aims == "budget":

@@ -20,6 +20,7 @@ from sordino.server.facts import Array, Facts, Memory, Outcome
 from sordino.server.projected import budget_shares, pfa, pfa_plus
 from sordino.server.random_effects import random_effects
 from sordino.server.rule import Aggregate, weighted
+from sordino.server.spread import exchangeable
 
 
 def _sum(name: str, weigh: Callable[[Facts], Array], aims: str) -> Aggregate:
@@ -67,20 +68,11 @@ SPREAD = 0.5
 benchmark of 24 federations."""
 
 
-def balance(shares: Array, noise: Array, spread: float) -> Array:
-    """The w with Σ w = 1 that minimises spread² ‖w − p‖² + Σ w_i² σ_i²: w_i = (spread² p_i + λ)/(spread² + σ_i²).
-
-    ``shares`` is p, ``noise`` σ. Since Σ spread² p_i/(spread² + σ_i²) ≤ 1, λ ≥ 0 and no weight is negative.
-    """
-    pull = 1.0 / (spread**2 + noise**2)
-    slack = (1.0 - (spread**2 * shares * pull).sum()) / pull.sum()
-    return np.asarray((spread**2 * shares + slack) * pull)
-
-
 @part
 def balanced(*, spread: float = SPREAD) -> Aggregate:
-    """Noise against hearing everybody by size: ``balance`` of n_i/Σn and of the noise that adds up over the run.
+    """w = argmin spread²‖w − p‖²/d + Σ w_i² σ_i², Σ w = 1: noise against hearing everybody by size, p_i = n_i/Σn.
 
+    w_i = (τ²p_i + λ)/(τ² + σ_i²) with τ² = spread²/d, λ so that they sum to 1 (``spread.exchangeable``).
     σ_i = √(K_i ν_i² T)/(K_i T) is the noise that client i alone would leave on one coordinate, per unit of the way
     that the weights go in T rounds of K_i steps; ν_i is that of one step's mean gradient per unit of the clip.
     ``spread`` is how far apart clients' mean gradients lie, in clips, so spread/√d on one of d coordinates. All of it
@@ -93,7 +85,7 @@ def balanced(*, spread: float = SPREAD) -> Aggregate:
         dimension = sum(int(np.prod(shape)) for _, shape, _ in facts.layout)
         way = facts.lr * facts.clip * facts.steps * np.sqrt(facts.rounds)
         noise = np.sqrt(facts.variances) / way if np.isfinite(facts.clip) else np.zeros(len(facts.sizes))
-        return balance(facts.data_shares, noise, spread / np.sqrt(max(1, dimension))) * facts.selection
+        return exchangeable(noise**2, spread**2 / max(1, dimension), facts.data_shares) * facts.selection
 
     return _sum("balanced", weigh, "")
 
