@@ -95,7 +95,7 @@ def test_weights_are_a_distribution(name):
 
 
 def test_balanced_weights_are_the_best_of_their_kind():
-    """No small move along the simplex makes spread²‖w − p‖²/d + Σ w²κ² smaller; κ² is the noise of a unit of the way."""
+    """No small move along the simplex lowers spread²‖w − p‖²/d + Σ w²κ²; κ² is the noise of a unit of the way."""
     facts = replace(facts_of([0, 3, 5, 7], layout=LAYOUT), rounds=50, clip=CLIP)
     weights = rules.balanced(spread=0.7).weights(facts)
     kappas = [v / ((LR * CLIP * k) ** 2 * 50) for v, k in zip(facts.variances, facts.steps)]
