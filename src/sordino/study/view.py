@@ -105,6 +105,11 @@ class PlanView:
         return self.plan.why
 
     @property
+    def _sets_steps(self) -> bool:
+        """Whether steps were chosen automatically: they are then as long as the noise of all rounds allows."""
+        return any(line.startswith("lr ") for line in self.why)
+
+    @property
     def warnings(self) -> list[str]:
         """What looks wrong: promises that mean little, updates that are mostly noise, clients that are never asked."""
         found, method, select = [], self.plan.method, self.plan.training.select
@@ -116,7 +121,7 @@ class PlanView:
             who, epsilon = c["client"], c["epsilon"]
             if LARGE < epsilon < math.inf:
                 found.append(f"{who}'s ε={epsilon:g} promises next to nothing: about 0.1 to 10 mean something")
-            if c["noise_to_signal"] > 10 and not self.why:  # automatic steps are as long as all rounds' noise allows
+            if c["noise_to_signal"] > 10 and not self._sets_steps:
                 found.append(
                     f"{who}'s update will be {c['noise_to_signal']:.0f} times more noise than signal "
                     f"(ε={epsilon:g}, batch {c['batch']:g}): a larger batch or more steps help"
