@@ -183,6 +183,23 @@ def test_reach_is_the_length_of_outputs_gradients():
     assert models.reach(model, (4,)) == pytest.approx(wanted, rel=1e-5)
 
 
+def test_a_network_keeps_its_noise_below_a_few_sizes_of_its_weights():
+    model = models.build("cnn-small", (1, 8, 8), 10)
+    numbers = [float(one) for p in model.parameters() for one in p.detach().flatten()]
+    size = math.sqrt(sum(one**2 for one in numbers) / len(numbers))
+    assert models.weight_size(model) == pytest.approx(size, rel=1e-5)
+    assert models.weight_size(models.build("scatter-linear", (1, 8, 8), 10)) == math.inf
+    free, bound = settled(), settled(learner=Learner(1970, 10, 1.0, size))
+    assert bound.training.lr < free.training.lr
+    wide = settled(learner=Learner(1970, 10, 1.0, 1e6))
+    assert wide.training.lr == free.training.lr
+
+
+def test_a_network_learns_by_default(digits):
+    run = sd.train(digits, model="mlp", rounds=60)
+    assert run.result["final"]["accuracy"] > 0.4
+
+
 def test_a_default_run_learns_and_says_what_it_chose(digits, tmp_path):
     run = sd.train(digits, out=tmp_path / "run", rounds=60)
     study = run.result["study"]

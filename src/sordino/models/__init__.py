@@ -10,7 +10,7 @@ from sordino.models.isolation import (
     refuse_tied_weights,
     why_not_isolated,
 )
-from sordino.models.usual import reach, usual
+from sordino.models.usual import reach, usual, weight_size
 from sordino.models.zoo import build, check_spec, names
 
 __all__ = [
@@ -31,5 +31,6 @@ __all__ = [
     "refuse_tied_weights",
     "split_fixed",
     "usual",
+    "weight_size",
     "why_not_isolated",
 ]

@@ -64,3 +64,15 @@ def reach(model: nn.Module, shape: tuple[int, ...]) -> float:
     if not (math.isfinite(found) and found > 0):
         raise BadInput("lr = 'auto': this model's outputs do not follow its first weights: give lr")
     return found
+
+
+def weight_size(model: nn.Module) -> float:
+    """The root mean square of a network's first weights, which noise must not drown; ∞ where one layer is trained.
+
+    The output of a linear head is as far from its weights' noise as from their signal, wherever they started. In a
+    network every layer works on what the one before makes of the record.
+    """
+    trained = [one.detach() for one in model.parameters() if one.requires_grad]
+    if sum(one.dim() > 1 for one in trained) < 2:
+        return math.inf
+    return math.sqrt(sum(float(one.square().sum()) for one in trained) / sum(one.numel() for one in trained))

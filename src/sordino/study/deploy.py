@@ -64,7 +64,7 @@ class Served:
         )
         given = self.study.settings()
         reach = models.reach(self.template, tuple(self.brief["shape"])) if methods.wants_auto(method, given) else 1.0
-        learner = methods.Learner(len(self.start), self.brief["classes"], reach)
+        learner = methods.Learner(len(self.start), self.brief["classes"], reach, models.weight_size(self.template))
         return methods.settle(method, given, sites, learner, seed, noises=noises)
 
     def agreed(self, plan: Plan) -> Served:

@@ -94,7 +94,7 @@ def prepare(
         trained, graded_loss = chosen.local.trains(trained)
         engine = build(trained, graded_loss)
     reach = models.reach(template, clients.shape) if methods.wants_auto(chosen, given) else 1.0
-    learner = methods.Learner(engine.dimension, clients.classes, reach)
+    learner = methods.Learner(engine.dimension, clients.classes, reach, models.weight_size(template))
     plan = methods.settle(chosen, given, population, learner, seed, noises=before and before.noises)
     study = {
         "data": clients.description,
