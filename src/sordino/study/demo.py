@@ -56,7 +56,7 @@ def demonstrate(out: Path, console: Console, quiet: bool = False) -> None:
         results = [*compare(others, out, live.watch), *compare(ours, out, live.watch)]
     console.print(comparison_table(results))
     console.print(
-        "auto sets itself from public facts and has fixed features of images; dp-fedavg and robust-hdp have a linear\n"
+        "auto sets itself from public facts and has fixed features of images; dp-fedavg and robust-hdp have a linear "
         "model of the pixels and settings made by hand. fedavg has no privacy: it shows the ceiling."
     )
     console.print(_verdict(results), highlight=False)
