@@ -97,15 +97,15 @@ def says(measured: Mapping[Place, Entry], there: Mapping[Place, tuple[float | No
         own = {p: e for p, e in measured.items() if p[:2] == (block, AUTO) and e.values.get(key) is not None}
         if not own:
             continue
-        above = 0
-        for place, entry in own.items():
+        above, judged = 0, [place for place, entry in own.items() if entry.runs > 1]
+        for place in judged:
             best = next((value for value in there.get(place, ()) if value is not None), np.inf)
-            margin = 2 * (entry.deviations.get(key) or 0.0) / np.sqrt(max(1, entry.runs))
-            above += (entry.values[key] or 0.0) - margin > best
+            margin = 2 * (own[place].deviations.get(key) or 0.0) / np.sqrt(own[place].runs)
+            above += (own[place].values[key] or 0.0) - margin > best
         mean = np.mean([entry.values[key] for entry in own.values()])
         said.append(
-            f"{block}: auto {mean:.1f} on average over {len(own)} columns; above the best printed number, by more than "
-            f"two deviations of its mean, in {above} of {len(own)}."
+            f"{block}: auto {mean:.1f} on average over {len(own)} columns; above the best printed number by more than "
+            f"two deviations of its mean in {above} of the {len(judged)} that have more than one seed."
         )
     return said
 
