@@ -76,7 +76,7 @@ class Heads:
 
     @property
     def sizes(self) -> Array:
-        """n_i."""
+        """How many training records every client has."""
         return np.array([len(one) for one in self.train], dtype=np.float64)
 
     def weights(self, spread: float, rounds: int) -> Array:

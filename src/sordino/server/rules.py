@@ -64,8 +64,8 @@ def declared_variance() -> Aggregate:
 
 
 SPREAD = 0.5
-"""How far apart clients' mean gradients lie, in clips, where nobody says otherwise: right within a factor of two on a
-benchmark of 24 federations."""
+"""How far apart clients' mean gradients lie, in clips, where nobody says otherwise. In trials on Robust-HDP's budgets a
+factor of two either way moved mean accuracy by less than a point."""
 
 
 @part

@@ -169,7 +169,7 @@ class Witness(Gate):
     def release(
         self, permit: Permit, step: int, pieces: Batch, bounds: Mapping[str, Tensor], width: int
     ) -> dict[str, Release]:
-        """Release, and listen."""
+        """Release as always, and keep what the attacker learns from it: the log-likelihood ratio of every canary."""
         found = super().release(permit, step, pieces, bounds, width)
         values = {part: one.value[:, 0].double().tolist() for part, one in found.items()}
         limits = {part: one.double().tolist() for part, one in bounds.items()}

@@ -17,7 +17,7 @@ class StandardisedConvLayer(ConvLayer):
     """
 
     def weight(self, tape: Tape) -> Tensor:
-        """The standardised kernels."""
+        """The filters as records meet them: centred, of length one."""
         return standardised(super().weight(tape))
 
     def find_way(self, x: Tensor, copies: int) -> Way:
