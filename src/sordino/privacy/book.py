@@ -10,11 +10,12 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from sordino.errors import BadInput, LedgerDamaged
 from sordino.privacy.ledger_format import RESTORE, Entry
+from sordino.privacy.trust import Shared
 from sordino.privacy.types import Adjacency, Budget, Event, Sampling, Scheme
 
 
@@ -184,11 +185,11 @@ class Book:
         return bool(kinds(self.spent(client)) - kinds(self.block_events(client)))
 
 
-def kinds(events: list[Event]) -> Counter[tuple[Sampling, float]]:
-    """How often each (sampling, noise) occurs: all that composition knows of a release."""
-    found: Counter[tuple[Sampling, float]] = Counter()
+def kinds(events: list[Event]) -> Counter[tuple[Sampling, float, Shared | None]]:
+    """How often each (sampling, noise, how it is shared) occurs: all that composition knows of a release."""
+    found: Counter[tuple[Sampling, float, Shared | None]] = Counter()
     for event in events:
-        found[event.sampling, event.noise] += event.count
+        found[event.sampling, event.noise, event.shared] += event.count
     return found
 
 
@@ -215,7 +216,7 @@ def plan_body(
     """A plan as an entry holds it; the adjacency is the account's. ``order``: of the filter that admitted it."""
     turn = [
         {"what": e.what, "scheme": str(e.sampling.scheme), "rate": float(e.sampling.rate), "noise": number(e.noise),
-         "count": int(e.count)}
+         "count": int(e.count), **({} if e.shared is None else {"shared": asdict(e.shared)})}
         for e in plan.turn
     ]  # fmt: skip
     body = {"turn": turn, "turns": int(plan.turns), "payable": payable, "caps": caps}
@@ -272,7 +273,14 @@ def _declare(book: Book, e: Entry, body: dict[str, Any]) -> None:
     client, run = str(e.client), str(e.run)
     adjacency = book.accounts[client].budget.adjacency
     turn = tuple(
-        Event(one["what"], Sampling(Scheme(one["scheme"]), one["rate"]), _figure(one["noise"]), one["count"], adjacency)
+        Event(
+            one["what"],
+            Sampling(Scheme(one["scheme"]), one["rate"]),
+            _figure(one["noise"]),
+            one["count"],
+            adjacency,
+            Shared(**one["shared"]) if "shared" in one else None,
+        )
         for one in body["turn"]
     )
     earlier = book.standing(client, run)

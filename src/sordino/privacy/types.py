@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Any
 
 from sordino.errors import BadInput, SordinoError
+from sordino.privacy.trust import Shared
 
 
 class Adjacency(StrEnum):
@@ -150,7 +151,8 @@ class Event:
 
     ``noise`` is the standard deviation over the sum's sensitivity *under this adjacency* (so under replace-one the
     sensitivity of a sum clipped to C is 2C). Two releases from one batch are one event with
-    z_eff = (z_1^-2 + z_2^-2)^(-1/2): see ``joined``.
+    z_eff = (z_1^-2 + z_2^-2)^(-1/2): see ``joined``. ``shared``: where the noise is the sum of several sites' shares,
+    how; ``noise`` is then what is left of it against those it is promised against.
     """
 
     what: str
@@ -158,6 +160,7 @@ class Event:
     noise: float
     count: int = 1
     adjacency: Adjacency = Adjacency.ZERO_OUT
+    shared: Shared | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "adjacency", Adjacency.parse(self.adjacency))
@@ -171,6 +174,10 @@ class Event:
     def times(self, count: int) -> Event:
         """The same release, ``count`` times."""
         return replace(self, count=count)
+
+    def alone(self) -> Event:
+        """The release as if everybody else conspired with the server: the site's own share of the noise is left."""
+        return self if self.shared is None else replace(self, noise=self.noise * self.shared.share, shared=None)
 
 
 def joined(*noises: float) -> float:
