@@ -93,7 +93,7 @@ class Shared:
     @property
     def share(self) -> float:
         """A site's own noise over the noise that protects it: 1/√h."""
-        return self.honest**-0.5
+        return 1.0 / math.sqrt(self.honest)
 
     def factor(self, colluders: int) -> float:
         """z against so many colluders, over z against c: √(h(colluders)/h(c))."""
