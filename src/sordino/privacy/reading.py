@@ -142,6 +142,10 @@ class Reading:
             events = [[event.alone() for event in book.spent(client)] for client in shared]
             costs = accounting.composed_epsilon(events, [book.accounts[client].budget.delta for client in shared])
             found.update({client: max(found[client], float(cost)) for client, cost in zip(shared, costs)})
+            for client, alone in zip(shared, events):
+                if planning.rests_on_filter(book, client):  # plans chosen after releases: the accountant does not hold
+                    order, delta = planning.order_of(book, client), book.accounts[client].budget.delta
+                    found[client] = max(found[client], filters.odometer(alone, order, delta))
         return found
 
     def trust(self, client: str) -> str:
