@@ -13,9 +13,10 @@ from plain_loop import close
 from plain_shared import PlainShared, plain_adaptdp, plain_descent, plain_fedfdp, plain_quantile
 
 import sordino as sd
-from sordino.errors import BadInput
-from sordino.privacy.ledger import Ledger
+from sordino.errors import BadInput, BudgetRefused
+from sordino.privacy.ledger import Charge, Ledger, LedgerPlan
 from sordino.privacy.trust import Trust
+from sordino.privacy.types import Event, Sampling
 from sordino.server.summed import Summed
 from sordino.study.run import prepare
 from sordino.study.session import train_prepared, train_together
@@ -227,33 +228,55 @@ def test_two_processes_give_the_weights_of_one(digits, tmp_path):
             assert close(weights, sd.train(digits, "logistic", method, **keys).weights) < 1e-5, method
 
 
-def spend(clients, ledger, **more):
-    return sd.train(clients, "logistic", "dp-fedavg", ledger=ledger, **{**KEYS, **more})
+def poorer(clients, ledger, places, turns):
+    """A ledger in which these clients have paid so many turns of a run elsewhere."""
+    with Ledger(ledger) as book:
+        book.open_accounts(dict(zip(clients.names, clients.budgets)), simulated=True)
+        for i in places:
+            event = Event("elsewhere", Sampling.poisson(0.1), 1.9 / clients.budgets[i].epsilon)
+            book.declare([LedgerPlan(clients.names[i], "other", (event,), turns)])
+            for k in range(turns):
+                book.charge([Charge(clients.names[i], "other", f"turn {k}", "elsewhere", 1, "ab" * 32)])
+        book.close_run("other")
 
 
-def check_books(ledger, clients):
+@pytest.mark.parametrize(
+    ("colluders", "dropouts", "poor", "played"),
+    [
+        (1, 0, [0], "stops"),  # all six are needed
+        (1, 1, [0], "goes on"),  # one may be missing
+        (1, 1, [0, 1], "stops"),
+        (1, 2, [0, 1], "goes on"),
+        (5, 0, [0, 1], "goes on"),  # a share is all, so nobody needs the others
+    ],
+)
+def test_rounds_that_too_few_can_pay_are_not_played(digits, tmp_path, colluders, dropouts, poor, played):
+    ledger = tmp_path / "ledger.db"
+    poorer(digits, ledger, poor, 6)
+    trust = {"noise": "shared", "colluders": colluders, "dropouts": dropouts}
+    run = sd.train(digits, "logistic", "dp-fedavg", ledger=ledger, trust=trust, **{**KEYS, "rounds": 8})
+    there = [len(record["participants"]) for record in run.metrics]
+    assert there[0] == 6
+    if played == "goes on":
+        assert len(there) == 8
+        assert there[-1] == 6 - len(poor)
+        assert "stopped" not in run.result
+    else:
+        assert 0 < len(there) < 8
+        assert f"fewer than {6 - dropouts} clients can pay" in run.result["stopped"]["reason"]
+    assert colluders == 5 or min(there) >= 6 - dropouts
     with Ledger(ledger, readonly=True) as book:
         spent = book.epsilon()
-        for name, budget in zip(clients.names, clients.budgets):
+        for name, budget in zip(digits.names, digits.budgets):
             assert spent[name] <= budget.epsilon
-        return spent
+            turns = sum(name in record["participants"] for record in run.metrics)
+            assert sum(e.count for e in book.spent(name) if e.shared) == turns
 
 
-@pytest.mark.parametrize("dropouts", [0, 1])
-def test_when_too_few_can_pay_rounds_are_not_played_and_the_result_says_why(digits, tmp_path, dropouts):
-    """Client 0 has paid most of its budget elsewhere and can pay for some rounds of this run only."""
-    ledger = tmp_path / "ledger.db"
-    trust = {"noise": "shared", "colluders": 1, "dropouts": dropouts}
-    poor = digits.only([0]) if hasattr(digits, "only") else None
-    plan = sd.plan(digits, "logistic", "dp-fedavg", trust=trust, **{**KEYS, "rounds": 8}).plan
-    assert plan.sharing.needed == 6 - dropouts
-    assert poor is None or poor
-    run = spend(digits, ledger, rounds=8, trust=trust)
-    assert run.result["final"]["round"] == 8 if "round" in run.result["final"] else len(run.metrics) == 8
-    check_books(ledger, digits)
-    # Everybody has spent all but what lost rounds reserved: another run cannot be paid in full by anybody.
-    again = spend(digits, ledger, rounds=8, trust=trust, seed=1) if dropouts else None
-    if again is not None:
-        assert len(again.metrics) < 8
-        assert "whom shared noise needs" in again.result["stopped"]["reason"]
-    check_books(ledger, digits)
+def test_a_run_whose_first_round_too_few_can_pay_is_refused_and_charges_nobody(digits, tmp_path):
+    ledger, trust = tmp_path / "ledger.db", {"noise": "shared", "colluders": 1}
+    poorer(digits, ledger, [0], 36)
+    with pytest.raises(BudgetRefused, match=r"5 of 6 clients.*6 are needed.*nothing was trained or charged"):
+        sd.train(digits, "logistic", "dp-fedavg", ledger=ledger, trust=trust, out=tmp_path / "run", **KEYS)
+    with Ledger(ledger, readonly=True) as book:
+        assert [book.epsilon()[name] for name in digits.names[1:]] == [0.0] * 5
