@@ -206,6 +206,15 @@ def test_the_strictest_site_does_not_drown_all():
     assert strict.clients[0].epsilon <= 0.01
 
 
+def test_the_plan_shows_the_noise_that_the_sum_has(digits):
+    keys = {"rounds": 3, "rate": 0.2, "lr": 0.3, "clip": 0.7}
+    view = sd.plan(digits, "logistic", "weiavg", trust={"noise": "shared", "colluders": 2}, **keys)
+    weights = view.plan.sharing.releases[0].weights
+    each = [w * c.noise / math.sqrt(6 - 2) / c.terms.divisor for w, c in zip(weights, view.plan.clients)]
+    assert view.noise_on_aggregate == pytest.approx(0.3 * 0.7 * math.sqrt(sum(e**2 for e in each)))
+    assert view.noise_on_aggregate == pytest.approx(0.3 * 0.7 * view.plan.sharing.noise)
+
+
 def test_virtual_copies_are_one_site():
     plan = planned("uniform", [1.0] * 4, [100] * 4, 0, 0, rounds=40)
     for row in plan.schedule.asked:

@@ -273,6 +273,25 @@ def test_rounds_that_too_few_can_pay_are_not_played(digits, tmp_path, colluders,
             assert sum(e.count for e in book.spent(name) if e.shared) == turns
 
 
+def test_rounds_that_need_somebody_who_cannot_pay_are_left_out_and_say_so(digits, tmp_path):
+    """Drawn clients: rounds without the poor one are played as planned."""
+    ledger, trust = tmp_path / "ledger.db", {"noise": "shared", "colluders": 1}
+    keys = {**KEYS, "rounds": 12, "select": 3}
+    poorer(digits, ledger, [0], 36)
+    plan = sd.plan(digits, "logistic", "uniform", trust=trust, **keys).plan
+    run = sd.train(digits, "logistic", "uniform", ledger=ledger, trust=trust, **keys)
+    left_out = 0
+    for record, row in zip(run.metrics, plan.schedule.asked):
+        able = {digits.names[i] for i in row[row > 0]}
+        if len(able) < plan.sharing.needed:
+            left_out += 1
+            assert record["participants"] == []
+            assert f"fewer clients than the {plan.sharing.needed}" in record["note"]
+        else:
+            assert set(record["participants"]) == able
+    assert 0 < left_out < len(run.metrics)
+
+
 def test_a_run_whose_first_round_too_few_can_pay_is_refused_and_charges_nobody(digits, tmp_path):
     ledger, trust = tmp_path / "ledger.db", {"noise": "shared", "colluders": 1}
     poorer(digits, ledger, [0], 36)

@@ -242,7 +242,8 @@ def close_round(
     plan, method = course.plan, course.plan.method
     record: dict[str, Any] = {"round": number, "participants": [plan.clients[i].name for i in called.clients]}
     if not uploads:
-        return record | {"note": "no client could pay for this round"}
+        few = "no client" if plan.sharing is None else f"fewer clients than the {plan.sharing.needed} that share noise"
+        return record | {"note": f"{few} could pay for this round"}
     asked = {one.question.what for one in method.ask}
     if "update" not in uploads:  # nobody sent a whole one
         uploads = {**uploads, "update": state.weights.new_zeros(len(called.clients), len(state.weights))}

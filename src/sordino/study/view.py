@@ -90,9 +90,14 @@ class PlanView:
 
     @property
     def noise_on_aggregate(self) -> float:
-        """Standard deviation of the noise on one coordinate of the size-weighted mean update of a full round."""
-        sizes = self.plan.population.sizes / self.plan.population.sizes.sum()
-        return float(np.sqrt((sizes**2 * self.plan.variances()).sum()))
+        """Standard deviation of the noise on one coordinate of the mean update of a full round.
+
+        Weighted by size, or, where noise is shared, with the weights that are fixed before the run.
+        """
+        weights = self.plan.population.sizes / self.plan.population.sizes.sum()
+        if self.plan.sharing is not None:
+            weights = np.array(self.plan.sharing.releases[0].weights)
+        return float(np.sqrt((weights**2 * self.plan.variances()).sum()))
 
     @property
     def gradients(self) -> float:
