@@ -214,7 +214,7 @@ def _privacy(plan: Plan, state: Checkpoint, book: Ledger | None, run: str) -> li
     ]
     if book is None:
         return promised
-    spent, here = book.epsilon(), book.epsilon(run=run)
+    spent, here, own = book.epsilon(), book.epsilon(run=run), book.own_epsilon()
     ends = budget_ends(plan, state, book)
     for c, one in zip(plan.clients, promised):
         one |= {
@@ -229,6 +229,8 @@ def _privacy(plan: Plan, state: Checkpoint, book: Ledger | None, run: str) -> li
                 for e in book.run_events(c.name, run)
             ],
             "budget_ends": ends[c.name],
+            "trust": book.trust(c.name),
+            "own_epsilon": own[c.name],
         }
     return promised
 
@@ -276,7 +278,8 @@ def from_json(text: str) -> dict[str, Any]:
     """A table as it was in Python: a null ε is ∞ again."""
     result: dict[str, Any] = json.loads(text)
     for one in result.get("privacy", []):
-        one |= {key: math.inf for key in _EPSILONS if one.get(key) is None}
+        endless = (*_EPSILONS, "own_epsilon") if one.get("trust") is not None else _EPSILONS
+        one |= {key: math.inf for key in endless if one.get(key) is None}
     final = result.get("final")
     for one in (final.get("by_budget") or []) if isinstance(final, dict) else []:
         one |= {key: math.inf for key in ("least_epsilon", "most_epsilon") if one.get(key) is None}
