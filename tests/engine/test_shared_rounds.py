@@ -1,8 +1,6 @@
 """Simulated rounds with shared noise: equal to a plain loop, to themselves in every layout, and noisy as declared."""
 
 import math
-import subprocess
-import sys
 
 import dp_accounting as dp
 import numpy as np
@@ -197,35 +195,6 @@ def test_stacked_runs_end_as_alone(digits):
         alone = train_prepared(ready)
         assert close(one.weights, alone.weights) < 1e-5
         assert one.privacy == alone.privacy
-
-
-SCRIPT = """
-import sys, torch
-import torch.distributed as group
-import sordino as sd
-torch.set_num_threads(1)
-folder, rank, methods, keys = sys.argv[1], int(sys.argv[2]), eval(sys.argv[3]), eval(sys.argv[4])
-group.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
-clients = sd.data.load("digits").subset(600, seed=0).partition("dirichlet", clients=6, beta=0.5, seed=0, minimum=30)
-clients = clients.with_budgets([0.5, 1.0, 2.0, 4.0, 8.0, 1.0], delta=1e-4)
-found = {method: sd.train(clients, "logistic", method, **keys).weights for method in methods}
-torch.save(found, f"{folder}/{rank}.pt")
-group.destroy_process_group()
-"""
-
-
-def test_two_processes_give_the_weights_of_one(digits, tmp_path):
-    methods, keys = ["dp-fedavg", "fedfdp", "uniform"], {**KEYS, "trust": {"noise": "shared", "colluders": 2}}
-    command = [sys.executable, "-c", SCRIPT, str(tmp_path)]
-    children = [subprocess.Popen([*command, str(rank), repr(methods), repr(keys)]) for rank in (0, 1)]
-    try:
-        assert [child.wait(120) for child in children] == [0, 0]
-    finally:
-        for child in children:
-            child.kill()
-    for rank in (0, 1):
-        for method, weights in torch.load(tmp_path / f"{rank}.pt").items():
-            assert close(weights, sd.train(digits, "logistic", method, **keys).weights) < 1e-5, method
 
 
 def poorer(clients, ledger, places, turns):
