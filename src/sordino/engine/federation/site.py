@@ -21,6 +21,7 @@ from sordino.engine.devices import threads_for_step
 from sordino.engine.federation import wire
 from sordino.engine.federation.job import Job, accept, canonical, safe, understand
 from sordino.engine.federation.limits import Declared, Policy, Refused
+from sordino.engine.federation.peers import Peers
 from sordino.engine.federation.policy import check_bounds, check_place
 from sordino.engine.federation.state import LocalState, commitment
 from sordino.engine.federation.wire import Packet, pack, unpack
@@ -68,9 +69,11 @@ class Site:
         folder: Path,
         policy: Policy | None = None,
         source: Source | None = None,
+        peers: Peers | None = None,
     ) -> None:
         budget, ledger = purse.budget, purse.ledger
         self.name = name
+        self.peers = peers
         self.records = records
         self.declared = declared
         self.budget = budget
