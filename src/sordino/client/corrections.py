@@ -53,7 +53,7 @@ def fedprox(mu: float = 0.1) -> Local:
         gradient.add_(params - start, alpha=pull)
         return params.sub_(gradient.mul_(public["lr"])), {**state, "start": start}
 
-    return sgd() if pull == 0.0 else Local(f"fedprox(mu={pull:g})", update, _difference)
+    return sgd() if pull == 0.0 else Local(f"fedprox(mu={pull:g})", update, _difference, descends=True)
 
 
 @part

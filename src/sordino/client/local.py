@@ -43,6 +43,7 @@ class Local:
         with this state has, given the server's weights. None: every turn starts from the server's weights.
     trains: (model) → (module, loss), where gradients of another module are released in the model's place; the
         aggregation rule then makes the model of them (``Outcome.shown``).
+    descends: whether a turn of one step is plain descent, w − η g, so that clients' gradients may be added up first.
     sends: (a client's broadcast, lengths of the model's tensors) → how many numbers it uploads under which names.
     made: the factory and options that made it, set by ``sordino.made.Factory``.
     """
@@ -56,6 +57,7 @@ class Local:
     sends: Callable[[Public, tuple[int, ...]], Mapping[str, int]] = _whole
     begin: Callable[[Tensor, State], tuple[Tensor, State]] | None = None
     trains: Callable[[nn.Module], tuple[nn.Module, str]] | None = None
+    descends: bool = False
     made: Made | None = None
 
 
@@ -70,7 +72,7 @@ def _difference(params: Tensor, start: Tensor, state: State, public: Public) -> 
 @part
 def sgd() -> Local:
     """Plain descent: w ← w − η g; upload w − w_start."""
-    return Local("sgd", _descend, _difference)
+    return Local("sgd", _descend, _difference, descends=True)
 
 
 @part

@@ -5,6 +5,7 @@ Everything here follows from the plan, from releases and from public facts. It o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,6 +23,7 @@ from sordino.privacy.gate import Terms
 from sordino.server.columns import inverse_weights
 from sordino.server.facts import Array, Facts, Layout, ServerState
 from sordino.server.select import Round
+from sordino.server.summed import Summed
 
 Index = NDArray[np.int64]
 Heard = dict[str, Tensor]
@@ -101,7 +103,15 @@ def who_can_pay(plan: Plan, server: ServerState, left: Index, called: Round) -> 
     if plan.method.aggregate.sets_steps:
         pace = np.array([server.next_steps or c.terms.count for c in plan.clients])
         keep &= called.copies * pace[called.clients] < steps_left(plan, server)[called.clients]
-    return only(called, keep)
+    return only(called, keep if enough(plan, called.clients[keep]) else np.zeros(0, dtype=np.int64))
+
+
+def enough(plan: Plan, clients: Index) -> bool:
+    """Whether so many take part that the promise of shared noise holds; always where noise is everybody's own."""
+    if plan.sharing is None:
+        return True
+    noisy = {int(i) for i in clients if not plan.clients[i].budget.is_public}
+    return len(noisy) >= plan.sharing.needed
 
 
 def exhausted(plan: Plan, server: ServerState, left: Index, number: int) -> bool:
@@ -112,7 +122,8 @@ def exhausted(plan: Plan, server: ServerState, left: Index, number: int) -> bool
     able = left > 0
     if plan.method.aggregate.sets_steps:
         able = able & (steps_left(plan, server) > 0)
-    return not able[np.unique(asked[asked >= 0])].any()
+    there = np.unique(asked[asked >= 0])
+    return not able[there].any() or not enough(plan, there[able[there]])
 
 
 def stopped(plan: Plan, number: int) -> dict[str, Any] | None:
@@ -124,6 +135,8 @@ def stopped(plan: Plan, number: int) -> dict[str, Any] | None:
         return None
     paced = plan.method.aggregate.sets_steps
     why = "every planned local step was taken" if paced else "no client's budget pays for another turn"
+    if plan.sharing is not None:
+        why = f"fewer than {plan.sharing.needed} clients can pay for another turn, whom shared noise needs"
     told = f"the run stopped after round {number} of {plan.schedule.rounds}: {why}"
     return {
         "round": number,
@@ -188,7 +201,30 @@ def conclude(
     course: Course, state: Checkpoint, number: int, called: Round, ask: Ask, answers: Tensor, sent: Broadcast
 ) -> None:
     """What the server makes of the answers to a question that was asked before the step."""
-    state.server = state.server.told(ask.conclude(answers, facts(course, called, number, sent)))
+    about = facts(course, called, number, sent)
+    state.server = state.server.told(ask.conclude(*pooled(course.plan, ask, answers, about)))
+
+
+def pooled(plan: Plan, ask: Ask, answers: Tensor, about: Facts) -> tuple[Tensor, Facts]:
+    """Answers and facts as the server sees them: where noise is shared, one row for all with the weighted mean."""
+    if plan.sharing is None or not len(about.clients):
+        return answers, about
+    own = own_questions(plan)
+    weights = np.array(plan.sharing.releases[1 + own.index(ask) if ask in own else 0].weights)[about.clients]
+    weights = weights / weights.sum()
+    mean = torch.as_tensor(weights, dtype=answers.dtype, device=answers.device) @ answers
+    noise = {what: np.sqrt([(weights**2 * each**2).sum()]) for what, each in about.answer_noise.items()}
+    one = about.only(np.zeros(1, dtype=np.int64))
+    return mean[None], replace(one, sizes=about.sizes.sum(keepdims=True), selection=np.ones(1), answer_noise=noise)
+
+
+def summed_up(course: Course, about: Facts) -> Summed | None:
+    """What a round's updates are added up in where the server sees their sum alone; None where it sees each."""
+    sharing = course.plan.sharing
+    if sharing is None:
+        return None
+    width = sum(math.prod(shape) for _, shape, _ in course.layout)
+    return Summed(about, np.array(sharing.releases[0].weights)[about.clients], width)
 
 
 def close_round(
@@ -220,9 +256,14 @@ def close_round(
     )
     for ask in method.ask:
         if ask.batch == "step":
-            state.server = state.server.told(ask.conclude(uploads[ask.question.what][:, 0], about))
-    rule = method.aggregate
+            heard_of = pooled(plan, ask, uploads[ask.question.what][:, 0], about)
+            state.server = state.server.told(ask.conclude(*heard_of))
+    rule = plan.rule
     updates = uploads["update"] if rule.receive is None else rule.receive(uploads, about)
+    total = summed_up(course, about)
+    if total is not None and isinstance(updates, Tensor):
+        total.add(np.arange(len(updates)), updates)
+        updates = total
     outcome = rule(updates, about, state.server.rule)
     steps = state.server.next_steps if outcome.next_steps is None else outcome.next_steps
     state.server = replace(state.server.told(outcome.told), rule=outcome.memory, next_steps=steps)

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sordino.server.running import Running
+from sordino.server.summed import Summed
 
 Value = TypeVar("Value")
 
@@ -67,6 +68,6 @@ class Shard:
             if name not in uploads:
                 uploads[name] = torch.zeros(count, width, dtype=like.dtype, device=like.device)
             self.summed(uploads[name])
-        for name in sorted(name for name, one in uploads.items() if isinstance(one, Running)):
+        for name in sorted(name for name, one in uploads.items() if isinstance(one, (Running, Summed))):
             uploads[name].join(self.summed, like)
         return uploads

@@ -30,6 +30,7 @@ from sordino.privacy.generators import Keyed, Turn
 from sordino.privacy.types import Release
 from sordino.server.running import Running
 from sordino.server.select import Round
+from sordino.server.summed import Summed
 
 CHUNK_BYTES = 1 << 26
 """How much a chunk's weight matrix may take: small enough to stay near the cache, large enough to share passes."""
@@ -206,7 +207,7 @@ def _turns(setup: Setup, state: Checkpoint, opened: Opened) -> dict[str, Any]:
     """Everyone's turn, chunk by chunk; the uploads by name, a row each, or added up where the rule is a sum."""
     start = Release.public(state.weights, "weights from the server")
     facts = rounds.facts(setup.course, opened.called, opened.number, opened.sent, opened.permit.terms)
-    added = Running.of(setup.plan.method.aggregate, facts, setup.work.engine.dimension)
+    added = rounds.summed_up(setup.course, facts) or Running.of(setup.plan.rule, facts, setup.work.engine.dimension)
     uploads: dict[str, Any] = {} if added is None else {"update": added}
     left: list[Left] = []
     twice = len(np.unique(opened.called.clients)) < len(opened.called.clients)
@@ -253,7 +254,7 @@ def _own_chunks(setup: Setup, clients: Index, terms: list[Terms]) -> Iterator[In
 def collect(uploads: dict[str, Any], upload: Upload, rows: Index, count: int) -> None:
     """Put a chunk's uploads where its rows belong; what a row did not upload is zero."""
     for name, release in upload.parts.items():
-        if isinstance(uploads.get(name), Running):
+        if isinstance(uploads.get(name), (Running, Summed)):
             uploads[name].add(rows, release.value)
             continue
         if name not in uploads:

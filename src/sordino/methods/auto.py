@@ -28,8 +28,10 @@ from numpy.typing import NDArray
 from sordino.errors import BadInput
 from sordino.methods.method import Method
 from sordino.methods.plan import Plan, make_plan, noises_of
+from sordino.methods.sharing import balanced, wanted
 from sordino.methods.training import Population, Training
 from sordino.privacy.accounting import calibrate
+from sordino.privacy.trust import NOBODY_TRUSTED, Trust, honest
 from sordino.privacy.types import Scheme
 from sordino.server.projected import budget_shares
 from sordino.server.rules import SPREAD
@@ -102,11 +104,12 @@ def settle(
     seed: int,
     rule: Rule = RULE,
     noises: Any = None,
+    trust: Trust = NOBODY_TRUSTED,
 ) -> Plan:
     """The plan with every ``"auto"`` among the settings chosen; ``Plan.why`` says why each was chosen as it was.
 
     ``given`` are the settings of a study; what they leave open the method's defaults say. ``noises``: multipliers of a
-    run that goes on. Depends on n_i, ε_i, δ_i, the model's size, classes and reach, and on nothing else.
+    run that goes on. Depends on n_i, ε_i, δ_i, the model's size, classes and reach, ``trust``, and on nothing else.
     """
     wanted = {**{key: value for key, value in method.defaults.items() if not _said(key, given)}, **given}
     auto = {key for key, value in wanted.items() if isinstance(value, str) and value == AUTO}
@@ -118,7 +121,7 @@ def settle(
         known["clip"] = 1.0
         why.append("clip 1: " + ("every gradient is brought to it" if not _radius(method) else "the usual radius"))
     if "rounds" in auto:
-        known["rounds"], reason = _rounds(method, known, population, learner, rule)
+        known["rounds"], reason = _rounds(method, known, population, learner, rule, trust)
         why.append(reason)
     if "rate" in auto:
         known["rate"], reason = _rate(known, population)
@@ -126,13 +129,13 @@ def settle(
     if "evaluate" in auto:
         known["evaluate"] = max(1, math.ceil(known["rounds"] / SHOWN))
     training = _training({**known, "lr": 1.0} if "lr" in auto else known)
-    plan = make_plan(method, training, population, learner.dimension, seed, noises)
+    plan = make_plan(method, training, population, learner.dimension, seed, noises, trust)
     if "lr" in auto:
         rate, reason = _step(plan, learner, rule)
         why.append(reason)
         # Schedules may depend on the step's length, noise multipliers do not.
         plan = make_plan(
-            method, replace(training, lr=rate), population, learner.dimension, seed, noises or noises_of(plan)
+            method, replace(training, lr=rate), population, learner.dimension, seed, noises or noises_of(plan), trust
         )
     return replace(plan, why=tuple(why))
 
@@ -171,8 +174,16 @@ def _shares(population: Population) -> NDArray[np.float64]:
     return np.asarray(population.sizes / population.sizes.sum())
 
 
-def _together(method: Method, population: Population, noise: NDArray[np.float64], dimension: int) -> float:
-    """κ of the combined update, by the weights that the method's rule aims at."""
+def _together(
+    method: Method, population: Population, noise: NDArray[np.float64], dimension: int, trust: Trust
+) -> float:
+    """κ of the combined update, by the weights that the method's rule aims at; v√(n/h) where noise is shared."""
+    if trust.shared:
+        private = noise > 0
+        sites, (shares, spread) = int(private.sum()), wanted(method, population, None)
+        ratio = sites / honest(sites, trust.colluders, trust.dropouts)
+        most = np.divide(1.0, noise, out=np.full(len(noise), np.inf), where=private)
+        return balanced(most, shares, spread**2 / dimension, ratio, private)[1] * math.sqrt(ratio)
     weights = exchangeable(noise**2, SPREAD**2 / dimension, _shares(population))
     if method.aggregate.aims == "size":
         weights = _shares(population)
@@ -182,11 +193,12 @@ def _together(method: Method, population: Population, noise: NDArray[np.float64]
 
 
 def _rounds(
-    method: Method, known: Mapping[str, Any], population: Population, learner: Learner, rule: Rule
+    method: Method, known: Mapping[str, Any], population: Population, learner: Learner, rule: Rule, trust: Trust
 ) -> tuple[int, str]:
     """T: as many as it takes that no round moves an output by more than STRIDE, between FEWEST and MOST."""
     steps = int(known.get("steps") or 1)
-    noise = _together(method, population, _least_noise(population), learner.dimension) if method.private else 0.0
+    each = _least_noise(population)
+    noise = _together(method, population, each, learner.dimension, trust) if method.private else 0.0
     way = rule.target(learner.classes) / noise if noise > 0 else math.inf
     wanted = way / STRIDE / steps
     found = int(min(MOST, max(FEWEST, 50 * math.ceil(min(wanted, MOST) / 50))))
@@ -209,9 +221,13 @@ def _step(plan: Plan, learner: Learner, rule: Rule) -> tuple[float, str]:
     training, clients = plan.training, plan.clients
     rounds, steps = plan.schedule.rounds, np.array([c.terms.count for c in clients], dtype=np.float64)
     each = np.array([c.noise * c.terms.adjacency.sensitivity / c.terms.divisor for c in clients])
-    noise = _together(plan.method, plan.population, each / np.sqrt(steps * rounds), learner.dimension)
-    if plan.method.select.draws and plan.schedule.select:
-        noise *= math.sqrt(max(1.0, len(clients) / plan.schedule.select))  # fewer updates are averaged
+    if plan.sharing is not None:
+        noise = plan.sharing.noise / math.sqrt(rounds)
+    else:
+        noise = _together(plan.method, plan.population, each / np.sqrt(steps * rounds), learner.dimension, plan.trust)
+    if plan.method.select.draws and plan.schedule.select:  # fewer updates are averaged
+        fewer = max(1.0, len(clients) / plan.schedule.select)
+        noise *= fewer if plan.sharing is not None else math.sqrt(fewer)
     lengths = sum(training.server_rate(number, rounds) for number in range(1, rounds + 1))
     number = float((_shares(plan.population) * steps).sum()) * lengths
     target = rule.target(learner.classes)

@@ -9,19 +9,25 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sordino.errors import BadInput
+from sordino.methods import sharing as sharing_of
 from sordino.methods.method import Method
 from sordino.methods.selection import Setting
+from sordino.methods.sharing import Sharing
 from sordino.methods.training import Population, Training
 from sordino.privacy.accounting import calibrate_events, composed_epsilon, split
 from sordino.privacy.accounting.published import wor_phase_scales
 from sordino.privacy.gate import Terms
+from sordino.privacy.trust import NOBODY_TRUSTED, Trust
 from sordino.privacy.types import Budget, Event, Sampling
+from sordino.server.rule import Aggregate
 from sordino.server.select import Schedule, redraw, without
+from sordino.server.summed import summed
 
 
 @dataclass(frozen=True)
@@ -86,6 +92,20 @@ class Plan:
     clients: tuple[ClientPlan, ...]
     why: tuple[str, ...] = ()
     """What was chosen automatically, and why (``methods.auto``)."""
+    sharing: Sharing | None = None
+    """How sites share noise; None where each adds all of its own."""
+
+    @property
+    def trust(self) -> Trust:
+        """Whom promises are to hold against."""
+        return NOBODY_TRUSTED if self.sharing is None else self.sharing.trust
+
+    @cached_property
+    def rule(self) -> Aggregate:
+        """How updates are combined: by the method's own rule, or, where only their sum is seen, with fixed weights."""
+        if self.sharing is None:
+            return self.method.aggregate
+        return summed(self.method.aggregate, np.array(self.sharing.releases[0].weights))
 
     @property
     def private(self) -> bool:
@@ -110,7 +130,7 @@ class Plan:
         for what in (one.question.what for one in self.method.ask):
             own = places.get(what)
             terms = [self.clients[i].terms if own is None else self.clients[i].asks[own] for i in rows]
-            each = [t.noise(what) * t.adjacency.sensitivity / (t.divisor * math.sqrt(t.count)) for t in terms]
+            each = [t.own_noise(what) * t.adjacency.sensitivity / (t.divisor * math.sqrt(t.count)) for t in terms]
             found[what] = np.array(each, dtype=np.float64)
         return found
 
@@ -123,8 +143,8 @@ class Plan:
 
 
 def _noise_on_mean(client: ClientPlan) -> float:
-    """z S / b: deviation of the noise on the averaged gradient, in units of the clip."""
-    return client.noise * client.terms.adjacency.sensitivity / client.terms.divisor
+    """z S / b: deviation of the noise on the averaged gradient, in units of the clip; the client's own share of it."""
+    return client.terms.own_noise("gradient") * client.terms.adjacency.sensitivity / client.terms.divisor
 
 
 def make_plan(
@@ -134,6 +154,7 @@ def make_plan(
     dimension: int,
     seed: int,
     noises: Sequence[Sequence[Sequence[float]]] | None = None,
+    trust: Trust = NOBODY_TRUSTED,
 ) -> Plan:
     """Schedule, noise and cost of ``method`` for these clients.
 
@@ -147,27 +168,43 @@ def make_plan(
     schedule = method.select.schedule(Setting(population, training, method.calibrate.accountant, dimension, seed))
     batches = training.batches(population)
     steps = training.local_steps(population.sizes, batches)
+    if trust.shared:
+        sharing_of.check(method, steps.tolist(), population)
+        schedule = sharing_of.distinct(schedule)
     turns = _turns(schedule, method.select.headroom)
+    turns = np.where(turns > 0, turns + trust.dropouts, turns)  # a round that a site is lost from is repeated
     shapes = [
         _releases(method, training, float(b), int(n), int(k), int(t), int(q), budget)
         for b, n, k, t, q, budget in zip(batches, population.sizes, steps, turns, schedule.queries, population.budgets)
     ]
+    widths = {"gradient": dimension, **{one.question.what: 1 for one in method.ask}}
+    shares, spread = sharing_of.wanted(method, population, schedule)
+    if trust.shared:
+        sites = sharing_of.fewest(schedule, population)
+        shapes = [[(sharing_of.template(t, trust, sites, widths), n) for t, n in shape] for shape in shapes]
     if noises is None:
         noises = _noises(method, shapes, population.budgets)
+        if trust.shared:
+            noises = sharing_of.levelled(shapes, noises, shares, spread, widths, schedule.rounds)
     elif [len(one) for one in noises] != [len(one) for one in shapes]:
         raise BadInput(
             f"the run to go on with has noise for {len(noises)} clients, and this study has {len(shapes)}, or other "
             "questions: resume with the same study, or start afresh"
         )
+    each = [[_exactly(one, z) for (one, _), z in zip(shape, own)] for shape, own in zip(shapes, noises)]
+    sharing = None
+    if trust.shared:
+        sharing, kinds = sharing_of.settled(trust, list(zip(*each)), shares, widths)
+        each = [list(one) for one in zip(*kinds)]
     clients = []
     for i, (name, n, budget) in enumerate(zip(population.names, population.sizes, population.budgets)):
-        terms = [_exactly(one, z) for (one, _), z in zip(shapes[i], noises[i])]
+        terms = each[i]
         queries = tuple(count for _, count in shapes[i][1:])
         parts = (terms[0], tuple(terms[1:]), queries)
         clients.append(ClientPlan(name, int(n), budget, int(turns[i]), *parts, math.inf, method.aggregate.sets_steps))
     spent = _planned(method, clients)
     planned = tuple(replace(c, epsilon=float(e)) for c, e in zip(clients, spent))
-    return Plan(method, training, population, schedule, planned)
+    return Plan(method, training, population, schedule, planned, sharing=sharing)
 
 
 def _turns(schedule: Schedule, headroom: float) -> NDArray[np.int64]:
@@ -246,7 +283,7 @@ def _phase_by_phase(
 
 def _exactly(terms: Terms, noises: Sequence[float]) -> Terms:
     parts = tuple((name, float(z)) for (name, _), z in zip(terms.parts, noises))
-    return Terms(terms.sampling, parts, terms.count, terms.divisor, terms.adjacency)
+    return replace(terms, parts=parts)
 
 
 def _planned(method: Method, clients: list[ClientPlan]) -> NDArray[np.float64]:

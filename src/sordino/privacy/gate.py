@@ -22,6 +22,7 @@ from sordino.privacy.generators import Source, Turn
 from sordino.privacy.lattice import Lattice
 from sordino.privacy.ledger import Charge, Ledger
 from sordino.privacy.threads import one_thread, side_by_side
+from sordino.privacy.trust import Shared
 from sordino.privacy.types import _SEAL, Adjacency, Event, Release, Sampling, joined
 
 # What a clipping rule may multiply a record by: a tiny gradient times a huge factor would rest on its last bits.
@@ -78,7 +79,8 @@ class Terms:
     """What a client releases from one kind of batch in a turn; public constants, fixed before training (R6).
 
     ``parts`` are the quantities released from each batch with their noise multipliers: several parts of one batch are
-    ONE event with z_eff = (Σ z⁻²)^(-1/2) (R4). ``divisor`` is the expected batch size q·n (R2).
+    ONE event with z_eff = (Σ z⁻²)^(-1/2) (R4). ``divisor`` is the expected batch size q·n (R2). ``shared``: how sites
+    share the noise; z is then what protects the client in the sum of all, of which it adds its own share.
     """
 
     sampling: Sampling
@@ -86,6 +88,7 @@ class Terms:
     count: int
     divisor: float
     adjacency: Adjacency = Adjacency.ZERO_OUT
+    shared: Shared | None = None
 
     def __post_init__(self) -> None:
         if not (self.divisor > 0 and math.isfinite(self.divisor)):
@@ -99,11 +102,16 @@ class Terms:
     @property
     def event(self) -> Event:
         """What the ledger charges for one turn."""
-        return Event(self.what, self.sampling, joined(*(z for _, z in self.parts)), self.count, self.adjacency)
+        noise = joined(*(z for _, z in self.parts))
+        return Event(self.what, self.sampling, noise, self.count, self.adjacency, self.shared)
 
     def noise(self, part: str) -> float:
         """The noise multiplier z of one part."""
         return dict(self.parts)[part]
+
+    def own_noise(self, part: str) -> float:
+        """What the client itself adds, over the sensitivity: z, or its share of it."""
+        return self.noise(part) * (1.0 if self.shared is None else self.shared.share)
 
 
 @dataclass
@@ -134,7 +142,7 @@ class Permit:
     def scales(self, part: str, like: Tensor) -> tuple[Tensor, Tensor]:
         """Noise std per unit of bound, and 1/divisor, of every row; made once for all steps."""
         if part not in self._scales:
-            noise = [terms.noise(part) * terms.adjacency.sensitivity for terms in self.terms]
+            noise = [terms.own_noise(part) * terms.adjacency.sensitivity for terms in self.terms]
             inverse = [1.0 / terms.divisor for terms in self.terms]
             self._scales[part] = like.new_tensor(noise), like.new_tensor(inverse)
         return self._scales[part]

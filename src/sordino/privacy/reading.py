@@ -13,6 +13,7 @@ from sordino.privacy import accounting, planning
 from sordino.privacy.accounting import filters
 from sordino.privacy.book import Account, Binding, Book, Standing
 from sordino.privacy.ledger_file import LedgerFile
+from sordino.privacy.trust import EVERYBODY, words
 from sordino.privacy.types import Adjacency, Event
 
 
@@ -128,6 +129,29 @@ class Reading:
                 order, delta = planning.order_of(book, client), book.accounts[client].budget.delta
                 result[client] = max(result[client], filters.odometer(book.spent(client), order, delta))
         return result
+
+    def own_epsilon(self, clients: Sequence[str] | None = None) -> dict[str, float]:
+        """ε of what was charged if everybody else conspired with the server: each site's own share of noise alone.
+
+        Equal to ``epsilon`` where nothing was shared.
+        """
+        book = self._book()
+        found = self.epsilon(clients)
+        shared = [client for client in found if any(e.shared is not None for e in book.spent(client))]
+        if shared:
+            events = [[event.alone() for event in book.spent(client)] for client in shared]
+            costs = accounting.composed_epsilon(events, [book.accounts[client].budget.delta for client in shared])
+            found.update({client: max(found[client], float(cost)) for client, cost in zip(shared, costs)})
+        return found
+
+    def trust(self, client: str) -> str:
+        """Whom the client's figures hold against, in words: of all its runs, the fewest that may conspire."""
+        shared = [event.shared for event in self._book_with(client).spent(client) if event.shared is not None]
+        if not shared:
+            return EVERYBODY
+        weakest = min(shared, key=lambda one: (one.colluders - one.sites, one.colluders))
+        fewest = min(one.colluders for one in shared)
+        return words(weakest.sites, fewest)
 
     def composition(self, client: str) -> str:
         """What the client's figures rest on: declared in advance, or a filter and its order."""

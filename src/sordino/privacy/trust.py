@@ -20,7 +20,7 @@ PER_SITE, SHARED = "per-site", "shared"
 EVERYBODY = "against the server and all other sites together"
 """What noise per site promises, in words."""
 
-_NUMBERS = "no one two three four five six seven eight nine ten eleven twelve".split()
+_NUMBERS = ["no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,10 @@ class Trust:
         return self.noise == SHARED
 
 
+NOBODY_TRUSTED = Trust()
+"""Noise per site, the default."""
+
+
 @dataclass(frozen=True)
 class Shared:
     """How the noise of a release is shared: what ε was computed with, and what another c would make of it.
@@ -75,7 +79,7 @@ class Shared:
     ----------
     sites: n, the fewest distinct sites with noise of their own in any sum.
     colluders, dropouts: c and D.
-    deviation: s, a site's own noise in steps of the common lattice, the smallest of the release's parts.
+    deviation: s, a site's own noise in steps of the common lattice; where parts differ, 1/s² is averaged over numbers.
     width: how many numbers the release has.
     """
 

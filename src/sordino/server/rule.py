@@ -47,7 +47,9 @@ class Aggregate:
     refuse_small: whether updates smaller than their own noise are refused: for rules that reward small ones.
     sets_steps: whether it sets the number of local steps of the next round (``Outcome.next_steps``).
     simulation_only: why it cannot run deployed; empty where it can.
-    aims: the weights it aims at, for the plan's page: by ``size``, by ``budget``, with ``least`` noise, or unknown.
+    aims: the weights it aims at: by ``size`` or ``budget``, ``equal``, of ``least`` noise, a ``balance``, or unknown.
+    foreseen: whether what it aims at can be settled from public facts before the run, so that the server need not see
+        single updates and noise can be shared (``methods.sharing``).
     made: the factory and options that made it, set by ``sordino.made.Factory``.
     """
 
@@ -64,6 +66,7 @@ class Aggregate:
     sets_steps: bool = False
     simulation_only: str = ""
     aims: str = ""
+    foreseen: bool = False
     made: Made | None = None
 
     def __call__(self, updates: Tensor | Added, facts: Facts, memory: Memory) -> Outcome:

@@ -30,7 +30,7 @@ def _sum(name: str, weigh: Callable[[Facts], Array], aims: str) -> Aggregate:
         weights = weigh(facts)
         return Outcome(weighted(updates, weights), weights, memory)
 
-    return Aggregate(name, combine, weights=weigh, aims=aims)
+    return Aggregate(name, combine, weights=weigh, aims=aims, foreseen=True)
 
 
 @part
@@ -42,7 +42,7 @@ def data_weighted() -> Aggregate:
 @part
 def uniform() -> Aggregate:
     """w_i = 1/rows, times the row's importance where selection compensates."""
-    return _sum("uniform", lambda facts: facts.selection / len(facts.clients), "")
+    return _sum("uniform", lambda facts: facts.selection / len(facts.clients), "equal")
 
 
 @part
@@ -60,7 +60,7 @@ def declared_variance() -> Aggregate:
         weights = inverse_weights(variances)
         return Outcome(weighted(updates, weights), weights, memory, {"log": lines})
 
-    return Aggregate("declared-variance", combine, aims="least")
+    return Aggregate("declared-variance", combine, aims="least", foreseen=True)
 
 
 SPREAD = 0.5
@@ -87,7 +87,7 @@ def balanced(*, spread: float = SPREAD) -> Aggregate:
         noise = np.sqrt(facts.variances) / way if np.isfinite(facts.clip) else np.zeros(len(facts.sizes))
         return exchangeable(noise**2, spread**2 / max(1, dimension), facts.data_shares) * facts.selection
 
-    return _sum("balanced", weigh, "")
+    return _sum("balanced", weigh, "balance")
 
 
 @part

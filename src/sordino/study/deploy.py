@@ -65,7 +65,8 @@ class Served:
         given = self.study.settings()
         reach = models.reach(self.template, tuple(self.brief["shape"])) if methods.wants_auto(method, given) else 1.0
         learner = methods.Learner(len(self.start), self.brief["classes"], reach, models.weight_size(self.template))
-        return methods.settle(method, given, sites, learner, seed, noises=noises)
+        trust = self.study.trust.chosen()
+        return methods.settle(method, given, sites, learner, seed, noises=noises, trust=trust)
 
     def agreed(self, plan: Plan) -> Served:
         """The same with the number of rounds that was settled once it was known who came."""

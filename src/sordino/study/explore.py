@@ -72,7 +72,8 @@ def explore(plan: Plan, dimension: int, seed: int = 0) -> dict[str, Any]:
 
 def _weighting(plan: Plan) -> str | None:
     """Which of the page's weightings the plan's aggregation rule follows: "size", "budget", "least", or None."""
-    return plan.method.aggregate.aims or None
+    aims = plan.method.aggregate.aims
+    return aims if aims in ("size", "budget", "least") else None
 
 
 def _explored(plan: Plan) -> list[int]:

@@ -26,6 +26,7 @@ from sordino.study.sections import (
     Section,
     StudyKeys,
     TrainingKeys,
+    TrustKeys,
     explain,
 )
 
@@ -39,6 +40,7 @@ class Study(Section):
     model: ModelKeys = ModelKeys()
     method: MethodKeys = MethodKeys()
     training: TrainingKeys = TrainingKeys()
+    trust: TrustKeys = TrustKeys()
     compare: CompareKeys = CompareKeys()
     sweep: dict[str, Any] = Field(default={})
     deployment: DeploymentKeys = DeploymentKeys()
@@ -130,6 +132,7 @@ class Study(Section):
             "model": self.model.name,
             "model_options": self.model.all_options(),
             "seed": self.study.seed,
+            "trust": self.trust.chosen(),
             **self.settings(),
             **self._lists_in_order(),
         }

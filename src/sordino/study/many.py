@@ -69,10 +69,10 @@ class Studies:
     def prepared(self, point: Point) -> Prepared:
         """The run of a study, with the noise that was fixed if it was begun before."""
         settings = point.study.arguments()
-        model, options, seed = (settings.pop(key) for key in ("model", "model_options", "seed"))
+        model, options, seed, trust = (settings.pop(key) for key in ("model", "model_options", "seed", "trust"))
         before = planned(self.out / point.name)
         clients, method = self.clients(point.study), point.study.chosen_method()
-        return prepare(clients, model, method, seed, options, settings, before)
+        return prepare(clients, model, method, seed, options, settings, before, trust=trust)
 
     def alone(self, point: Point, ready: Prepared, tell: Callback) -> Run:
         """Train one run in its folder."""

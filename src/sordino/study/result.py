@@ -214,7 +214,7 @@ def _privacy(plan: Plan, state: Checkpoint, book: Ledger | None, run: str) -> li
     ]
     if book is None:
         return promised
-    spent, here = book.epsilon(), book.epsilon(run=run)
+    spent, here, own = book.epsilon(), book.epsilon(run=run), book.own_epsilon()
     ends = budget_ends(plan, state, book)
     for c, one in zip(plan.clients, promised):
         one |= {
@@ -229,6 +229,8 @@ def _privacy(plan: Plan, state: Checkpoint, book: Ledger | None, run: str) -> li
                 for e in book.run_events(c.name, run)
             ],
             "budget_ends": ends[c.name],
+            "trust": book.trust(c.name),
+            "own_epsilon": own[c.name],
         }
     return promised
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from sordino.engine.sharded import Shard
 from sordino.errors import BadInput
 from sordino.methods import Method, Population
 from sordino.models.features import Spec
+from sordino.privacy.trust import NOBODY_TRUSTED, Trust
 from sordino.privacy.types import Budget
 from sordino.study.features import described, with_features
 from sordino.study.folder import Folder, Keeper, Planned, planned
@@ -57,6 +58,7 @@ def prepare(
     training: dict[str, Any],
     before: Planned | None = None,
     precision: str = "float32",
+    trust: Trust = NOBODY_TRUSTED,
 ) -> Prepared:
     """Check the arguments against each other, build the model, make the plan. Touches no record.
 
@@ -95,7 +97,7 @@ def prepare(
         engine = build(trained, graded_loss)
     reach = models.reach(template, clients.shape) if methods.wants_auto(chosen, given) else 1.0
     learner = methods.Learner(engine.dimension, clients.classes, reach, models.weight_size(template))
-    plan = methods.settle(chosen, given, population, learner, seed, noises=before and before.noises)
+    plan = methods.settle(chosen, given, population, learner, seed, noises=before and before.noises, trust=trust)
     study = {
         "data": clients.description,
         "budgets": [None if math.isinf(b.epsilon) else b.epsilon for b in budgets],
@@ -113,6 +115,7 @@ def prepare(
         # Only where it is asked for: random streams are keyed by all of this, and old runs are to repeat.
         "training": {k: v for k, v in asdict(plan.training).items() if k not in ("exact_noise", "augment") or v},
         "precision": precision,
+        **({"trust": asdict(trust)} if trust.shared else {}),
     }
     return Prepared(
         clients,
@@ -138,11 +141,12 @@ def plan(
     *,
     model_options: dict[str, Any] | None = None,
     features: Spec | None = None,
+    trust: Trust | Mapping[str, Any] | None = None,
     **training: Any,
 ) -> PlanView:
     """What ``train`` with these arguments would do: noise per client, schedule, cost, warnings. No training."""
-    options = with_features(model_options, features)
-    ready = prepare(clients, model, method, seed, options, {"rounds": rounds, **training})
+    options, settings = with_features(model_options, features), {"rounds": rounds, **training}
+    ready = prepare(clients, model, method, seed, options, settings, trust=Trust.parse(trust))
     return PlanView(ready.plan, ready.engine.dimension, ready.engine.describe(), seed)
 
 
@@ -162,6 +166,7 @@ def train(
     features: Spec | None = None,
     name: str | None = None,
     precision: str = "float32",
+    trust: Trust | Mapping[str, Any] | None = None,
     **training: Any,
 ) -> Run:
     """Train one model together, every client under its own budget.
@@ -181,6 +186,9 @@ def train(
     callbacks: called with each round's record.
     name: what to call the study in reports.
     precision: ``"mixed"`` lets a GPU compute activations in TF32; gradients of parameters and norms never are.
+    trust: ``{"noise": "shared", "colluders": 3}``: the server sees the sum of all updates alone, sites share the noise,
+        and promises hold against the server and any three other sites (``Trust``). Default: noise per site, which holds
+        against everybody.
     training: keys of ``Training``: batch or rate, steps or epochs, lr, clip, sampling, select, …. ``lr``, ``clip``,
         ``rate`` and ``evaluate`` may be ``"auto"`` for any method.
 
@@ -197,8 +205,8 @@ def train(
     if resume and out is None:
         raise BadInput("resume=True needs out=, the folder of the run to go on with")
     before = planned(Path(out)) if out is not None and resume else None
-    options = with_features(model_options, features)
-    ready = prepare(clients, model, method, seed, options, {"rounds": rounds, **training}, before, precision)
+    options, settings = with_features(model_options, features), {"rounds": rounds, **training}
+    ready = prepare(clients, model, method, seed, options, settings, before, precision, Trust.parse(trust))
     if shard is not None and kept and ready.plan.method.local.state:
         raise BadInput(
             f"{ready.plan.method.name!r} keeps state at clients, which a checkpoint of one process of several lacks"

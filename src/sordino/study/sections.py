@@ -17,6 +17,7 @@ from sordino.data.schema import parse_schema
 from sordino.data.sources import SOURCES
 from sordino.engine.devices import is_device
 from sordino.errors import BadInput
+from sordino.privacy.trust import Trust
 
 _PARTITION = ("beta", "shards", "max_classes", "similarity", "sizes")
 """Keys of ``[data]`` that are options of a partition."""
@@ -250,6 +251,18 @@ class TrainingKeys(Section):
         if given is not None and not isinstance(given, dict):
             raise ValueError("it is a table, such as {copies = 4, shift = 2, mirror = true}")
         return given
+
+
+class TrustKeys(Section):
+    """``[trust]``: whether sites share noise, and how many may conspire with the server or be lost."""
+
+    noise: Literal["per-site", "shared"] = "per-site"
+    colluders: int = Field(default=0, ge=0)
+    dropouts: int = Field(default=0, ge=0)
+
+    def chosen(self) -> Trust:
+        """The choice as a value; refuses colluders where nothing is shared."""
+        return Trust(self.noise, self.colluders, self.dropouts)
 
 
 class CompareKeys(Section):
