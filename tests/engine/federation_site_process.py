@@ -36,6 +36,9 @@ class Fixture:
     def rounded(self, *args):
         return self._source().rounded(*args)
 
+    def discrete(self, *args):
+        return self._source().discrete(*args)
+
 
 def tap(folder: Path) -> None:
     """Write down everything that goes through a site's door."""

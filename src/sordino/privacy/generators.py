@@ -21,7 +21,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sordino.errors import SordinoError
-from sordino.privacy.lattice import Words, rounded_normals
+from sordino.privacy.discrete import discrete_normals
+from sordino.privacy.envelope import Words
+from sordino.privacy.lattice import rounded_normals
 from sordino.privacy.threads import side_by_side
 from sordino.privacy.types import Sampling, Scheme
 
@@ -90,6 +92,9 @@ class Source(Protocol):
 
     def rounded(self, turn: Turn, what: str, step: int, width: int, deviation: float) -> Tensor:
         """``width`` exact draws of ⌊deviation·N(0, 1)⌉, float64 that holds integers (see ``privacy.lattice``)."""
+
+    def discrete(self, turn: Turn, what: str, step: int, width: int, deviation: float) -> Tensor:
+        """``width`` exact draws of the discrete Gaussian, int64: sums of them stay private (``privacy.discrete``)."""
 
 
 def draw(generator: np.random.Generator, sampling: Sampling, records: int, count: int) -> Batches:
@@ -175,10 +180,14 @@ def _pour(out: Tensor, streams: Streams, scale: Tensor | None) -> Tensor:
     return out
 
 
-def _pour_rounded(width: int, deviation: float, words: Callable[[int], Words]) -> Tensor:
+Exact = Callable[[Words, float, int], NDArray[np.float64] | NDArray[np.int64]]
+"""A sampler of exact noise: words, deviation, count."""
+
+
+def _pour_exact(sampler: Exact, width: int, deviation: float, words: Callable[[int], Words]) -> Tensor:
     """Exact draws, every block of them from words of its own, on all threads."""
     parts = side_by_side(
-        lambda start: rounded_normals(words(start // EXACT_PIECE), deviation, min(EXACT_PIECE, width - start)),
+        lambda start: sampler(words(start // EXACT_PIECE), deviation, min(EXACT_PIECE, width - start)),
         range(0, width, EXACT_PIECE),
     )
     return torch.from_numpy(np.concatenate(parts))
@@ -242,15 +251,23 @@ class Keyed:
 
         return _pour(out, stream, scale)
 
-    def rounded(self, turn: Turn, what: str, step: int, width: int, deviation: float) -> Tensor:
-        """The site's exact noise, from keyed streams."""
-        key = self._key(turn, what, "rounded noise", step)
+    def _words(self, turn: Turn, what: str, purpose: str, step: int) -> Callable[[int], Words]:
+        """Words of every block: Philox with the key of that purpose and a counter from block·2¹²⁸."""
+        key = self._key(turn, what, purpose, step)
 
         def words(block: int) -> Words:
             stream = np.random.Generator(np.random.Philox(key=key, counter=block << 128))
             return lambda count: stream.integers(0, 1 << 64, count, dtype=np.uint64)
 
-        return _pour_rounded(width, deviation, words)
+        return words
+
+    def rounded(self, turn: Turn, what: str, step: int, width: int, deviation: float) -> Tensor:
+        """The site's exact noise, from keyed streams."""
+        return _pour_exact(rounded_normals, width, deviation, self._words(turn, what, "rounded noise", step))
+
+    def discrete(self, turn: Turn, what: str, step: int, width: int, deviation: float) -> Tensor:
+        """The site's share of noise that is added up, from keyed streams of its own."""
+        return _pour_exact(discrete_normals, width, deviation, self._words(turn, what, "discrete noise", step))
 
 
 class Secret:
@@ -281,7 +298,11 @@ class Secret:
 
     def rounded(self, turn: Turn, what: str, step: int, width: int, deviation: float) -> Tensor:
         """Exact noise straight from the operating system's generator."""
-        return _pour_rounded(width, deviation, lambda block: system_words)
+        return _pour_exact(rounded_normals, width, deviation, lambda block: system_words)
+
+    def discrete(self, turn: Turn, what: str, step: int, width: int, deviation: float) -> Tensor:
+        """Exact shares of noise straight from the operating system's generator."""
+        return _pour_exact(discrete_normals, width, deviation, lambda block: system_words)
 
     def __reduce__(self) -> NoReturn:
         raise SordinoError("secret randomness is never copied, pickled or checkpointed")

@@ -22,10 +22,10 @@ takes, in exact arithmetic. No approximation is left: the result has the distrib
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,25 +33,24 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sordino.errors import BadInput
+from sordino.privacy.envelope import CELLS, CELLS_PER_UNIT, Words, cells, exp_bounds, find, grown, log_bounds
 from sordino.privacy.threads import unlocked
 
 FINENESS = 16  # a step is at most C·2⁻¹⁶/√d: rounding adds less than a hundred-thousandth to the sensitivity
 SLACK = 1e-6  # how much longer than C a clipped term may come out in float64; what it really is, is below 1e-9
 MOST_UNITS = 2.0**52  # sums stay where float64 knows every integer
-CELLS_PER_UNIT = 32  # 1/h: cells of this width keep 99 of 100 points
-CELLS = CELLS_PER_UNIT * 9  # up to 9 deviations; what lies beyond (one point in 10¹⁸) is one more cell
-GUIDE_BITS = 12
 ROUND_MARGIN = 2.0**-48
 ACCEPT_MARGIN = 2.0**-44
 LARGEST = 2.0**51  # noise must stay where float64 knows every integer
 
-Words = Callable[[int], NDArray[np.uint64]]
-"""So many independent uniform words of 64 bits."""
+_DERIVED: Any = None  # a step that follows from bound and width
 
 
 @dataclass(frozen=True)
 class Lattice:
     """Multiples of a step γ in ``width`` (d) coordinates, for terms clipped to ``bound`` (C). Public constants only.
+
+    ``step``: any γ > 0 that a federation agreed on; without one the largest power of two that is at most C·2⁻¹⁶/√d.
 
     Guarantees: what :meth:`add` adds of a record has norm at most ``sensitivity``/γ, for every vector and factor,
     finite or not.
@@ -59,16 +58,16 @@ class Lattice:
 
     bound: float
     width: int
+    step: float = _DERIVED
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.bound) and self.bound > 0):
             raise BadInput(f"a bound of {self.bound!r} cannot be kept: it is a positive number")
-
-    @property
-    def step(self) -> float:
-        """γ: the largest power of two that is at most C·2⁻¹⁶/√d. A power of two scales without rounding."""
-        _, exponent = math.frexp(self.bound * 2.0**-FINENESS / math.sqrt(self.width))
-        return math.ldexp(1.0, exponent - 1)
+        if self.step is None:
+            _, exponent = math.frexp(self.bound * 2.0**-FINENESS / math.sqrt(self.width))
+            object.__setattr__(self, "step", math.ldexp(1.0, exponent - 1))
+        elif not (math.isfinite(self.step) and self.step > 0):
+            raise BadInput(f"a lattice of step {self.step!r} has no points to round to: it is a positive number")
 
     @property
     def sensitivity(self) -> float:
@@ -112,48 +111,6 @@ def _rounded(total: Tensor, vectors: Tensor, scales: list[float], longest: float
 _add_rounded = unlocked(_rounded)
 
 
-@dataclass(frozen=True)
-class _Cells:
-    """Weights of the cells, the last one being everything beyond; ``ends`` are their running sums (below 2⁶³).
-
-    ``guide``: the first cell that a number with these leading bits may lie in. ``tail``: the exact mass of the envelope
-    beyond, in the weights' units.
-    """
-
-    scale: float
-    ends: NDArray[np.uint64]
-    starts: NDArray[np.uint64]
-    guide: NDArray[np.int64]
-    tail: Fraction
-
-
-@cache
-def _cells() -> _Cells:
-    """Integer weights w_i ≥ S·f(i·h), with S such that the running sum stays just below 2⁶³."""
-    wanted = 2**63 - 2**20
-    exact = [_exp_bounds(Fraction(-(i**2), 2 * CELLS_PER_UNIT**2), 80)[1] for i in range(CELLS)]
-    # Beyond R: ∫ f ≤ f(R)/R, in units of one cell's width. An envelope for all of it, R·exp(−R²/2) being tiny.
-    tail = _exp_bounds(Fraction(-(CELLS**2), 2 * CELLS_PER_UNIT**2), 80)[1] * CELLS_PER_UNIT**2 / CELLS
-    scale = math.floor(wanted / float(sum(exact, tail)) * (1 - 2.0**-50))
-    weights = [math.ceil(scale * one) for one in (*exact, tail)]
-    ends = np.cumsum(np.array(weights, dtype=np.uint64))
-    starts = np.concatenate([np.zeros(1, dtype=np.uint64), ends])
-    leading = np.arange(1 << GUIDE_BITS, dtype=np.uint64) << np.uint64(63 - GUIDE_BITS)
-    return _Cells(float(scale), ends, starts, np.searchsorted(ends, leading, side="right"), scale * tail)
-
-
-def _find(mark: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """The cell of every number: how many running sums are at most as large."""
-    table = _cells()
-    ends = np.append(table.ends, np.uint64(2**64 - 1))
-    cell: NDArray[np.int64] = table.guide[mark >> np.uint64(63 - GUIDE_BITS)]
-    cell += mark >= ends[cell]
-    late = np.flatnonzero(mark >= ends[cell])
-    if len(late):
-        cell[late] = np.searchsorted(table.ends, mark[late], side="right")
-    return cell
-
-
 def rounded_normals(words: Words, deviation: float, count: int) -> NDArray[np.float64]:
     """``count`` independent draws of ⌊deviation·N(0, 1)⌉, as float64 that holds integers.
 
@@ -174,11 +131,11 @@ def rounded_normals(words: Words, deviation: float, count: int) -> NDArray[np.fl
 
 def _attempt(words: Words, deviation: float, count: int) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """One try for each: the values, and which of them were kept."""
-    table = _cells()
+    table = cells()
     drawn = words(2 * count)
     first, offset = drawn[:count], drawn[count:]
     negative, mark = (first & np.uint64(1)).astype(bool), first >> np.uint64(1)
-    cell = _find(mark)
+    cell = find(table, mark)
     kept = cell < CELLS  # the tail is looked at below; a number beyond the last weight is drawn again
     height = (mark - table.starts[cell]).astype(np.float64)
     x = offset.astype(np.float64)
@@ -208,92 +165,50 @@ def _attempt(words: Words, deviation: float, count: int) -> tuple[NDArray[np.flo
     return np.where(negative, -whole, whole), kept
 
 
-def _grown(words: Words, value: int, bits: int) -> tuple[int, int]:
-    """A uniform number of [0, 1), value/2ᵇⁱᵗˢ so far, with 64 more of its bits."""
-    return (value << 64) | int(words(1)[0]), bits + 64
-
-
 def _decide(words: Words, cell: int, offset: int, left: int, deviation: float) -> int | None:
     """What float64 could not decide, with as many digits as it takes: ⌊deviation·x⌉, or None where x is not kept.
 
     x = (cell + v)·h with v = offset/2⁶⁴ + digits to come; kept iff left + u < S·f(x) with u uniform digits to come.
     """
-    scale, (v, bits), (u, more) = Fraction(_cells().scale), (offset, 64), (0, 0)
+    scale, (v, bits), (u, more) = Fraction(cells().scale), (offset, 64), (0, 0)
     while True:
         low, high = (Fraction((cell << bits) + v + k, CELLS_PER_UNIT << bits) for k in (0, 1))
-        least = scale * _exp_bounds(-high * high / 2, bits + 40)[0]
-        most = scale * _exp_bounds(-low * low / 2, bits + 40)[1]
+        least = scale * exp_bounds(-high * high / 2, bits + 40)[0]
+        most = scale * exp_bounds(-low * low / 2, bits + 40)[1]
         under, over = left + Fraction(u, 1 << more), left + Fraction(u + 1, 1 << more)
         if under >= most:
             return None
         rounded = _nearest(Fraction(deviation) * low), _nearest(Fraction(deviation) * high)
         if over <= least and rounded[0] == rounded[1]:
             return rounded[0]
-        (v, bits), (u, more) = _grown(words, v, bits), _grown(words, u, more)
+        (v, bits), (u, more) = grown(words, v, bits), grown(words, u, more)
 
 
 def _beyond(words: Words, left: int, deviation: float) -> int | None:
     """A point of the tail x ≥ R, or None where it is not kept.
 
     x = R + E/R with E exponential has the density R·exp(−E), and f(x) = f(R)·exp(−E)·exp(−E²/(2R²)): kept iff
-    left + u is below the envelope's exact mass times that last factor. E = −ln(a uniform number), by intervals that
-    shrink until the decision is clear.
+    left + u is below S·f(R)/(R·h), the envelope's mass, times that last factor. E = −ln(a uniform number), by intervals
+    that shrink until the decision is clear.
     """
-    edge, mass = Fraction(CELLS, CELLS_PER_UNIT), _cells().tail
-    (e, bits), (u, more) = _grown(words, 0, 0), _grown(words, 0, 0)
+    edge = Fraction(CELLS, CELLS_PER_UNIT)
+    mass = Fraction(cells().scale) * CELLS_PER_UNIT / edge
+    (e, bits), (u, more) = grown(words, 0, 0), grown(words, 0, 0)
     while True:
         if e == 0:  # not bounded yet
-            e, bits = _grown(words, e, bits)
+            e, bits = grown(words, e, bits)
             continue
-        low = _log_bounds(Fraction(1 << bits, e + 1), bits + 40)[0]
-        high = _log_bounds(Fraction(1 << bits, e), bits + 40)[1]
-        least = mass * _exp_bounds(-high * high / (2 * edge * edge), bits + 40)[0]
-        most = mass * _exp_bounds(-low * low / (2 * edge * edge), bits + 40)[1]
+        low = log_bounds(Fraction(1 << bits, e + 1), bits + 40)[0]
+        high = log_bounds(Fraction(1 << bits, e), bits + 40)[1]
+        least = mass * exp_bounds(-(edge * edge + (high / edge) ** 2) / 2, bits + 40)[0]
+        most = mass * exp_bounds(-(edge * edge + (low / edge) ** 2) / 2, bits + 40)[1]
         if left + Fraction(u, 1 << more) >= most:
             return None
         ends = [_nearest(Fraction(deviation) * (edge + one / edge)) for one in (low, high)]
         if left + Fraction(u + 1, 1 << more) <= least and ends[0] == ends[1]:
             return ends[0]
-        (e, bits), (u, more) = _grown(words, e, bits), _grown(words, u, more)
+        (e, bits), (u, more) = grown(words, e, bits), grown(words, u, more)
 
 
 def _nearest(value: Fraction) -> int:
     return math.floor(value + Fraction(1, 2))
-
-
-def _exp_bounds(power: Fraction, bits: int) -> tuple[Fraction, Fraction]:
-    """Rational bounds of exp(power) for power ≤ 0, at most 2⁻ᵇⁱᵗˢ of it apart."""
-    if power == 0:
-        return Fraction(1), Fraction(1)
-    # exp(p) = exp(p/2ᵏ)^(2ᵏ) with |p/2ᵏ| < 1, in fixed point with digits to spare.
-    halvings = max(0, math.floor(-power).bit_length())
-    digits = bits + 2 * halvings + 20 + math.ceil(-power * 3 / 2)
-    small, one = power / (1 << halvings), 1 << digits
-    argument = math.floor(small * one)  # at most one unit below
-    term, total, k = one, one, 0
-    while term:
-        k += 1
-        term = term * argument // one // k
-        if term == -1:
-            break
-        total += term
-    error = 2 * k + 4  # every term is at most two units off, and so is what was left out and the argument
-    low, high = total - error, total + error
-    for _ in range(halvings):
-        low, high = low * low // one, -(-high * high // one)
-    return Fraction(max(low, 0), one), Fraction(high, one)
-
-
-def _log_bounds(value: Fraction, bits: int) -> tuple[Fraction, Fraction]:
-    """Rational bounds of ln(value) for value ≥ 1, found by halving an interval with :func:`_exp_bounds`."""
-    low, high = Fraction(0), Fraction(value.numerator.bit_length() - value.denominator.bit_length() + 1)
-    for _ in range(bits + high.numerator.bit_length()):
-        middle = (low + high) / 2
-        least, most = _exp_bounds(-middle, bits + 20)
-        if 1 / most > value:
-            high = middle
-        elif 1 / least < value:
-            low = middle
-        else:
-            break
-    return low, high
