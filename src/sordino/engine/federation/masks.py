@@ -162,12 +162,21 @@ def masked(
     return total.view(np.int64)
 
 
-def _pair_key(own: str, key: X25519PrivateKey, name: str, public: bytes, descriptor: bytes) -> bytes:
-    """HKDF-SHA256 of what two sites share, bound to both names in order, both keys and the descriptor."""
+def check_keys(key: X25519PrivateKey, peers: Mapping[str, bytes]) -> None:
+    """Refuse keys of low order among the others', before anything else is done."""
+    for name, public in peers.items():
+        _secret(key, name, public)
+
+
+def _secret(key: X25519PrivateKey, name: str, public: bytes) -> bytes:
     try:
-        secret = key.exchange(X25519PublicKey.from_public_bytes(public))
+        return key.exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError:  # all zero: everybody knows it
         raise NotTheirs(f"the key of {name!r} is of low order: everybody would know what it is shared with") from None
+
+
+def _pair_key(own: str, key: X25519PrivateKey, name: str, public: bytes, descriptor: bytes) -> bytes:
+    """HKDF-SHA256 of what two sites share, bound to both names in order, both keys and the descriptor."""
     ends = sorted([(own, key.public_key().public_bytes_raw()), (name, public)])
     about = b"".join(_framed(who) + their for who, their in ends)
-    return HKDF(hashes.SHA256(), SIZE, salt=PAIR, info=about + descriptor).derive(secret)
+    return HKDF(hashes.SHA256(), SIZE, salt=PAIR, info=about + descriptor).derive(_secret(key, name, public))

@@ -13,7 +13,7 @@ from sordino.engine.federation.signing import fingerprint, load_public
 from sordino.errors import BadInput
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Peers:
     """A site's enrolment key, and the public enrolment keys of others that it pinned, by name."""
 
