@@ -39,6 +39,7 @@ class Cell:
         chooses for several;
         None takes an entry away.
     chosen: the values of such settings that this run uses.
+    trust: the keys of ``[trust]`` of a study, where noise is shared.
     tuning: whether the run only serves to choose.
     """
 
@@ -57,6 +58,7 @@ class Cell:
     chosen: Mapping[str, Any] = field(default_factory=dict)
     tuning: bool = False
     seed: int = 0
+    trust: Mapping[str, Any] | None = None
 
     @property
     def place(self) -> Place:
@@ -67,7 +69,8 @@ class Cell:
     def recipe(self) -> dict[str, Any]:
         """Everything that shapes the run, and nothing else: not where its number stands, nor what it is for."""
         labels = ("block", "row", "column", "search", "tune_at", "tuning", "chosen")
-        return {key: value for key, value in asdict(self.settled).items() if key not in labels}
+        told = {key: value for key, value in asdict(self.settled).items() if key not in labels}
+        return {key: value for key, value in told.items() if key != "trust" or value}  # names of earlier runs stay
 
     @property
     def id(self) -> str:

@@ -21,6 +21,7 @@ from papers.standin import load_or_stand_in
 from sordino import methods, models
 from sordino.data import Dataset, Federation
 from sordino.methods import Method, noises_of, wants_auto
+from sordino.privacy.trust import Trust
 from sordino.study.folder import Planned
 from sordino.study.prepared import Prepared
 from sordino.study.run import prepare
@@ -63,7 +64,8 @@ class Workshop:
         known = self._noises.get(key)
         before = None if known is None else Planned(known)
         options = dict(cell.model_options)
-        ready = prepare(clients, cell.model, method, cell.seed, options, dict(cell.training), before, self.precision)
+        settings, trust = dict(cell.training), Trust.parse(cell.trust)
+        ready = prepare(clients, cell.model, method, cell.seed, options, settings, before, self.precision, trust)
         if known is None:
             self._noises[key] = noises_of(ready.plan)
         return ready if self.features is None else self._with_features(ready, self.features)
@@ -120,7 +122,7 @@ class Workshop:
         budgets = [(b.epsilon, b.delta, str(b.adjacency)) for b in clients.budgets or ()]
         who = [clients.sizes.tolist(), budgets, clients.batch_sizes, clients.names]
         how = [method.private, method.calibrate.by, method.calibrate.strictest, asked, method.aggregate.sets_steps]
-        return hashlib.sha256(_text([who, how, training, drawn]).encode()).hexdigest()
+        return hashlib.sha256(_text([who, how, training, drawn, cell.trust]).encode()).hexdigest()
 
 
 def _kept(fixed: nn.Module, x: Any, path: Path) -> Any:

@@ -28,7 +28,8 @@ def test_a_result_is_read_as_it_was_written(run):
     assert set(done.result) == Result.__required_keys__
     assert done.result["schema"] == 2
     assert done.result["evaluation"] is None
-    assert all((one["trust"], one["own_epsilon"]) == (None, None) for one in done.privacy)
+    assert {one["trust"] for one in done.privacy} == {"against the server and all other sites together"}
+    assert all(one["own_epsilon"] == one["spent_epsilon"] for one in done.privacy)
     assert done.privacy[1]["epsilon"] == math.inf
     assert json.loads((out / "result.json").read_text())["privacy"][1]["epsilon"] is None
 

@@ -177,7 +177,10 @@ class Event:
 
     def alone(self) -> Event:
         """The release as if everybody else conspired with the server: the site's own share of the noise is left."""
-        return self if self.shared is None else replace(self, noise=self.noise * self.shared.share, shared=None)
+        if self.shared is None:
+            return self
+        own = replace(self.shared, sites=1, colluders=0, dropouts=0)  # its noise is discrete all the same
+        return replace(self, noise=self.noise * self.shared.share, shared=own)
 
 
 def joined(*noises: float) -> float:

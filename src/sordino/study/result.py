@@ -278,7 +278,8 @@ def from_json(text: str) -> dict[str, Any]:
     """A table as it was in Python: a null ε is ∞ again."""
     result: dict[str, Any] = json.loads(text)
     for one in result.get("privacy", []):
-        one |= {key: math.inf for key in _EPSILONS if one.get(key) is None}
+        endless = (*_EPSILONS, "own_epsilon") if one.get("trust") is not None else _EPSILONS
+        one |= {key: math.inf for key in endless if one.get(key) is None}
     final = result.get("final")
     for one in (final.get("by_budget") or []) if isinstance(final, dict) else []:
         one |= {key: math.inf for key in ("least_epsilon", "most_epsilon") if one.get(key) is None}

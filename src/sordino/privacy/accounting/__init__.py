@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from sordino.errors import BadInput
-from sordino.privacy.accounting import cumulant, pld, published, rdp
+from sordino.privacy.accounting import cumulant, discrete, pld, published, rdp
 from sordino.privacy.accounting.parts import (
     SAFETY,
     Composition,
@@ -36,6 +36,7 @@ _RDP_TOLERANCE = 1e-4
 _CACHE: dict[tuple[str, Composition, float], float] = {}
 _LARGEST_CACHE = 200_000
 _MOST_STEPS = 10**9
+_BOUNDS = ("pld", "rdp")  # accountants whose ε is promised: those as published only pick noise
 
 
 def epsilon(
@@ -118,14 +119,16 @@ def composed_epsilon(events: Sequence[Sequence[Event]], deltas: ArrayLike, accou
     """ε of each client's composition of events, at its δ; equal clients are computed once.
 
     Guarantees: with ``pld`` and ``rdp``, an upper bound on the ε of everything released, in any order, provided that
-    (rate, noise) of every event was fixed in advance. Noise 0 gives ∞; no release gives 0.
+    (rate, noise) of every event was fixed in advance. Noise 0 gives ∞; no release gives 0. Where noise is shared, what
+    its discreteness costs is included (``accounting.discrete``).
     """
     delta = np.broadcast_to(np.asarray(deltas, dtype=float), (len(events),))
     wrong = delta[~((delta > 0) & (delta < 1))]
     if wrong.size:
         raise BadInput(f"delta is {float(wrong[0])!r}: it must lie strictly between 0 and 1, well below 1/records")
     chosen = accountant_named(accountant)
-    keys = [(accountant, normal_form(own), float(one)) for own, one in zip(events, delta)]
+    allowed = [_allowance(own, accountant) for own in events]
+    keys = [(accountant, normal_form(own), more.delta(float(one))) for own, one, more in zip(events, delta, allowed)]
     known: dict[tuple[str, Composition, float], float] = {}
     for key in keys:
         if not key[1]:
@@ -141,7 +144,12 @@ def composed_epsilon(events: Sequence[Sequence[Event]], deltas: ArrayLike, accou
         if len(_CACHE) + len(missing) > _LARGEST_CACHE:
             _CACHE.clear()
         _CACHE.update((key, known[key]) for key in missing)
-    return np.array([known[key] for key in keys])
+    return np.array([more.epsilon(known[key], float(one)) for key, one, more in zip(keys, delta, allowed)])
+
+
+def _allowance(events: Sequence[Event], accountant: str) -> discrete.Allowance:
+    """What discrete noise costs beyond the continuous noise that accountants know."""
+    return discrete.allowance(events) if accountant in _BOUNDS else discrete.Allowance()
 
 
 def calibrate_events(
@@ -150,7 +158,7 @@ def calibrate_events(
     """For each client the smallest factor s on its events' noises with which the composition meets its budget.
 
     The templates' relative noises state how the budget is split among the events (see ``split``). ε = ∞ gives 0, and
-    so does a template that releases nothing.
+    so does a template that releases nothing. Shared noise is scaled in steps of its lattice as well.
 
     Guarantees: ``composed_epsilon`` of the scaled events is at most the budget's ε, with ``pld`` within 0.05 % of it.
     """
@@ -159,7 +167,9 @@ def calibrate_events(
     for own, budget in zip(templates, budgets):
         _same_adjacency(own, budget)
     chosen = accountant_named(accountant)
-    keys = [(normal_form(own), float(one.epsilon), float(one.delta)) for own, one in zip(templates, budgets)]
+    bound = accountant in _BOUNDS
+    aims = [discrete.aim(own, one) if bound else (one.epsilon, one.delta) for own, one in zip(templates, budgets)]
+    keys = [(normal_form(own), float(e), float(d)) for own, (e, d) in zip(templates, aims)]
     needed = [i for i, (composition, target, _) in enumerate(keys) if composition and math.isfinite(target)]
     if any(part.noise == 0.0 for i in needed for part in keys[i][0]):
         raise BadInput("a template with noise 0 stays not private at any scale: give every event a noise > 0")
@@ -169,6 +179,14 @@ def calibrate_events(
         compositions, target, delta = zip(*distinct)
         found = dict(zip(distinct, chosen.scales(compositions, np.array(target), np.array(delta))))
         out[needed] = [found[keys[i]] for i in needed]
+    for i in needed if bound else ():
+        out[i] = discrete.fitted(
+            templates[i],
+            budgets[i],
+            float(out[i]),
+            lambda e, d, i=i: float(chosen.scales([keys[i][0]], np.array([e]), np.array([d]))[0]),  # type: ignore[misc]
+            lambda scaled, i=i: float(composed_epsilon([scaled], [budgets[i].delta], accountant)[0]),  # type: ignore[misc]
+        )
     return out
 
 

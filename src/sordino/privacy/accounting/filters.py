@@ -3,7 +3,8 @@
 PLD composes releases whose (q, z) were fixed in advance. Where they were not, Rényi divergences of *one* order α, fixed
 before the first release, still add up along every path (Feldman & Zrnic 2021): if Σ ρ_α ≤ ρ_max whatever happens, all
 of it together has Rényi divergence at most ρ_max, hence is (ε, δ)-private with ρ_max = ε − offset(α, δ), where
-offset(α, δ) = ln((α−1)/α) − (ln δ + ln α)/(α−1) is the conversion of ``rdp``.
+offset(α, δ) = ln((α−1)/α) − (ln δ + ln α)/(α−1) is the conversion of ``rdp``. ρ_α of shared noise includes what its
+discreteness costs (``accounting.discrete``).
 
 The order is a function of what was declared before the first release, so it needs no declaration of its own.
 """
@@ -16,7 +17,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from sordino.privacy.accounting import rdp
+from sordino.privacy.accounting import discrete, rdp
 from sordino.privacy.accounting.parts import Composition, Floats, most_that_fit, normal_form, table
 from sordino.privacy.types import Budget, Event
 
@@ -51,7 +52,8 @@ def _divergence(composition: Composition, order: float) -> float:
 def divergence(events: Sequence[Event], order: float) -> float:
     """Σ ρ_α of these releases: the Rényi divergence of order α that they have at most, in both directions."""
     composition = normal_form(events)
-    return _divergence(composition, order) if composition else 0.0
+    more = discrete.renyi(order, discrete.allowance(events).ratio)
+    return _divergence(composition, order) + more if composition else 0.0
 
 
 def _usable(budget: Budget) -> tuple[list[float], Floats]:
@@ -63,7 +65,7 @@ def _usable(budget: Budget) -> tuple[list[float], Floats]:
 
 
 @lru_cache(maxsize=65536)
-def _best(composition: Composition, budget: Budget) -> tuple[float, float]:
+def _best(composition: Composition, budget: Budget, ratio: float) -> tuple[float, float]:
     orders, rooms = _usable(budget)
     if not orders:
         return ORDERS[-1], math.inf
@@ -71,19 +73,20 @@ def _best(composition: Composition, budget: Budget) -> tuple[float, float]:
         return orders[-1], 0.0
     if any(part.noise == 0.0 for part in composition):
         return orders[-1], math.inf
-    shares = rdp.curve(table([composition]), orders)[0] / rooms
+    more = np.array([discrete.renyi(order, ratio) for order in orders])
+    shares = (rdp.curve(table([composition]), orders)[0] + more) / rooms
     place = int(np.argmin(shares))
     return orders[place], float(shares[place])
 
 
 def order_for(declared: Sequence[Event], budget: Budget) -> float:
     """The order α of an account with this opening budget: where what was declared first takes the least of ρ_max."""
-    return _best(normal_form(declared), budget)[0]
+    return _best(normal_form(declared), budget, discrete.allowance(declared).ratio)[0]
 
 
 def share(events: Sequence[Event], budget: Budget) -> float:
     """The least share of ρ_max, over all orders, that these releases take; above 1 they do not fit a filter."""
-    return _best(normal_form(events), budget)[1]
+    return _best(normal_form(events), budget, discrete.allowance(events).ratio)[1]
 
 
 def odometer(events: Sequence[Event], order: float, delta: float) -> float:
