@@ -1,20 +1,21 @@
 """The lattice that all sites of a sum share, as one of them uses it; with it, what its noise is worth.
 
-Sites send integers that are added up, so all of them count in the same step γ: site i's weighted mean w_i ḡ_i is rounded
-to multiples of γ record by record, which is its own sum Σ a_j g_j on the lattice of step γ b_i/w_i. Its noise is a
-discrete Gaussian of deviation s steps, the same for every site (``discrete``). Where h sites' noise is left, a record of
-site i is hidden by z_i = √h · s · u/(S Δ), with u the step in units of the bound C and Δ = 1 + 10⁻⁶ + u√d/2 the most that
-a record moves the sum, rounding included; S is 2 under replace-one.
+Sites send integers that are added up, so all of them count in the same step γ: site i's weighted mean w_i ḡ_i is
+rounded to multiples of γ record by record, which is its own sum Σ a_j g_j on the lattice of step γ b_i/w_i. Its noise
+is a discrete Gaussian of deviation s steps, the same for every site (``discrete``). Where h sites' noise is left, a
+record of site i is hidden by z_i = √h · s · u/(S Δ), with u the step in units of the bound C and
+Δ = 1 + 10⁻⁶ + u√d/2 the most that a record moves the sum, rounding included; S is 2 under replace-one.
 
 What one site can spoil
 -----------------------
-A site's part is at most w_i C·m/b_i long for a batch of m records, each clipped to C, and m is b_i on average. ``within``
-holds it to a public ceiling of 2b + 100 records' worth, whatever happens before the gate. A batch of independent coins is
-larger with a probability below 10⁻⁵⁴ for every b (Chernoff: exp(−b·((1+t)ln(1+t) − t)) with t = 1 + 100/b, largest near
-b = 70), so honest batches are not cut and the sensitivity above is what holds. Were one cut: projecting to a ball is
-1-Lipschitz, rounding the result moves each of two sums by at most √d/2 steps, and the sensitivity would be Δ + u√d, a
-millionth more; the two together cost less than (1 + e^ε)·10⁻⁵⁴ in δ, and capping the number of records instead would
-cost the same and lose records. Whoever does not run this code is not held by it: a site that lies can send any integers.
+A site's part is at most w_i C·m/b_i long for a batch of m records, each clipped to C, and m is b_i on average.
+``within`` holds it to a public ceiling of 2b + 100 records' worth, whatever happens before the gate. A batch of
+independent coins is larger with a probability below 10⁻⁵⁴, for every b (Chernoff: exp(−b·((1+t)ln(1+t) − t)) with
+t = 1 + 100/b, largest near b = 70), so honest batches are not cut and the sensitivity above is what holds. Were one cut:
+projecting to a ball is 1-Lipschitz, rounding the result moves each of two sums by at most √d/2 steps, and the
+sensitivity would be Δ + u√d, a millionth more; all of that costs less than (1 + e^ε)·10⁻⁵⁴ in δ. To leave records out
+instead would cost the same, and lose them. Whoever does not run this code is not held by it: a site that lies can send
+any integers.
 """
 
 from __future__ import annotations

@@ -323,7 +323,7 @@ def _lattices(permit: Permit, bounds: Mapping[str, Tensor], width: int) -> dict[
 
 
 def exact_sums(batch: OneByOne, lattices: Mapping[str, Lattice]) -> dict[str, Tensor]:
-    """The sum of every record's clipped and rounded terms, [1, width] in float64; exact where a step is a power of 2."""
+    """The sum of every record's clipped and rounded terms, [1, width] in float64; exact where steps are powers of 2."""
     return {part: units * lattices[part].step for part, units in exact_units(batch, lattices).items()}
 
 

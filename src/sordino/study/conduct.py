@@ -151,9 +151,7 @@ def _enrol(folder: Path, ready: Served, transport: Transport) -> dict[str, Any]:
     return {"sites": facts, "refused": refused}
 
 
-def _agree(
-    folder: Path, ready: Served, plan: Plan, transport: Transport, charter: Charter | None
-) -> dict[str, Any]:
+def _agree(folder: Path, ready: Served, plan: Plan, transport: Transport, charter: Charter | None) -> dict[str, Any]:
     """How many turns every site can pay, and why some refused."""
     _notice(folder, {"round": 0, "phase": "offer", "asked": [c.name for c in plan.clients]})
     payable, refused = agree(transport, ready.brief, plan, ready.study.deployment.timeout, charter)

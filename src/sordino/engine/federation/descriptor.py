@@ -138,8 +138,8 @@ def _charter(plain: Any) -> Charter:
     releases = tuple(
         SharedRelease(tuple(map(_number, one["weights"])), tuple(map(_part, one["parts"]))) for one in plain["releases"]
     )
-    counts = (_whole(plain[key]) for key in ("colluders", "dropouts", "sites"))
-    return Charter(_text(plain["run"]), _text(plain["brief"]), *counts, seats, releases)
+    colluders, dropouts, sites = (_whole(plain[key]) for key in ("colluders", "dropouts", "sites"))
+    return Charter(_text(plain["run"]), _text(plain["brief"]), colluders, dropouts, sites, seats, releases)
 
 
 def _part(plain: Any) -> SharedPart:

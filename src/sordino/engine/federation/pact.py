@@ -94,9 +94,7 @@ class Pact:
         for one in charter.seats:
             known = peers.key_of(one.name)
             keys[one.name] = (
-                public_of(one.key, one.name)
-                if known is None
-                else verify_key(one.key, one.name, charter.run, known)
+                public_of(one.key, one.name) if known is None else verify_key(one.key, one.name, charter.run, known)
             )
         return cls(charter, place, keys, peers)
 
@@ -144,7 +142,7 @@ class Pact:
             worth = common.multiplier(part.width, max(1, shares), terms.adjacency.sensitivity)
             if not worth >= noise * (1 - ROUNDING):
                 raise Refused(
-                    f"{name!r} would have noise {worth:.4g} and not {noise:.4g}: {pinned} sites with noise of their own "
-                    f"are known here by their keys, of which {self.charter.colluders} may conspire; pin the other "
+                    f"{name!r} would have noise {worth:.4g} and not {noise:.4g}: {pinned} sites with own noise are known "
+                    f"here by their keys, of which {self.charter.colluders} may conspire; pin the other "
                     "sites' keys (trust.peers), or ask more sites"
                 )

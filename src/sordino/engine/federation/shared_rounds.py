@@ -44,7 +44,9 @@ class SharedRounds(Coordinator):
         spent = Counter[str]()
         for record in state.history:
             spent.update(record.get("unopened", {}))
-        return super()._left(state, broke) - np.array([spent[c.name] for c in self.course.plan.clients])
+        unopened = np.array([spent[client.name] for client in self.course.plan.clients], dtype=np.int64)
+        left: rounds.Index = super()._left(state, broke) - unopened
+        return left
 
     def _round(self, state: Checkpoint, number: int, broke: set[str]) -> dict[str, Any]:
         plan, before, missing = self.course.plan, state.server, Heard()
@@ -161,7 +163,7 @@ class SharedRounds(Coordinator):
                 time.sleep(0.5)
             if not enough:
                 raise SordinoError(
-                    f"round {number} cannot begin: of the sites that share noise only {', '.join(here) or 'nobody'} came "
+                    f"round {number} cannot begin: of the sites that share noise {', '.join(here) or 'nobody'} came "
                     f"within {self.seconds:g} s, and without more of {', '.join(sorted(set(names) - set(here)))} their "
                     "promises do not hold; go on with --resume when they are back"
                 )

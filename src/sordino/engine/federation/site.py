@@ -363,7 +363,6 @@ class Site:
         declared = LedgerPlan(self.account, job.run, events, whole)
         return job, self.ledger.declare([declared], self.policy.run_epsilon)[self.account]
 
-
     def _pact(self, packet: Packet, method: Method) -> Pact | None:
         """What the sites of a run agreed on, checked anew with every request; None where each adds its own noise."""
         brief = packet.facts["brief"]

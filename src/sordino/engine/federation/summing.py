@@ -92,7 +92,7 @@ def bounds_of(plan: Plan, place: int, called: Round, sent: rounds.Broadcast) -> 
     """C of every part of a release, the same for all who take part, in single precision as the gate takes it."""
     if sent.each:
         raise BadInput(
-            f"method {plan.method.name!r} tells every site something else, and shared noise needs all to be told the same"
+            f"method {plan.method.name!r} tells every site something else, and who shares noise must be told the same"
         )
     own = rounds.own_questions(plan)
     asked: list[Ask] = [own[place - 1]] if place else [one for one in plan.method.ask if one.batch == "step"]
