@@ -188,7 +188,7 @@ def test_two_participant_sets_of_one_round_never_share_masks_or_noise(tmp_path: 
     If noise or batch were drawn once for both, the difference would be one payload under one share of noise.
     """
     server = fresh(tmp_path)
-    lost, *others = server.names
+    others = server.names[1:]
     everybody = [server.message(name) for name in server.names]
     without = [server.message(name, others, copy=1) for name in others]
     whole, part = torch.stack(everybody).sum(0), torch.stack(without).sum(0)

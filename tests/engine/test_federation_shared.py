@@ -103,7 +103,7 @@ def test_too_few_sites_stop_the_run_with_a_remedy_and_it_goes_on_later(clients, 
     with Rig(tmp_path, clients, shared("dp-fedavg", clients)) as rig:
         coordinator, state = rig.coordinator(), rig.first()
         gone = {name: rig.wires.sites.pop(name) for name in clients.names[:2]}
-        with pytest.raises(SordinoError, match="round 1 cannot begin.*client-00, client-01.*--resume"):
+        with pytest.raises(SordinoError, match=r"round 1 cannot begin.*client-00, client-01.*--resume"):
             next(coordinator.run(state))
         assert all(spent(rig, name) == 0 for name in clients.names[2:])
         rig.wires.sites |= gone

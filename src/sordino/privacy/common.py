@@ -11,7 +11,7 @@ What one site can spoil
 A site's part is at most w_i C·m/b_i long for a batch of m records, each clipped to C, and m is b_i on average.
 ``within`` holds it to a public ceiling of 2b + 100 records' worth, whatever happens before the gate. A batch of
 independent coins is larger with a probability below 10⁻⁵⁴, for every b (Chernoff: exp(−b·((1+t)ln(1+t) − t)) with
-t = 1 + 100/b, largest near b = 70), so honest batches are not cut and the sensitivity above is what holds. Were one cut:
+t = 1 + 100/b, largest near b = 70), so honest batches are not cut and the sensitivity above is what holds. Were one:
 projecting to a ball is 1-Lipschitz, rounding the result moves each of two sums by at most √d/2 steps, and the
 sensitivity would be Δ + u√d, a millionth more; all of that costs less than (1 + e^ε)·10⁻⁵⁴ in δ. To leave records out
 instead would cost the same, and lose them. Whoever does not run this code is not held by it: a site that lies can send

@@ -142,7 +142,7 @@ class Pact:
             worth = common.multiplier(part.width, max(1, shares), terms.adjacency.sensitivity)
             if not worth >= noise * (1 - ROUNDING):
                 raise Refused(
-                    f"{name!r} would have noise {worth:.4g} and not {noise:.4g}: {pinned} sites with own noise are known "
+                    f"{name!r} would have noise {worth:.4g} and not {noise:.4g}: {pinned} sites with noise are known "
                     f"here by their keys, of which {self.charter.colluders} may conspire; pin the other "
                     "sites' keys (trust.peers), or ask more sites"
                 )
