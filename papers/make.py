@@ -122,7 +122,8 @@ class Workshop:
         budgets = [(b.epsilon, b.delta, str(b.adjacency)) for b in clients.budgets or ()]
         who = [clients.sizes.tolist(), budgets, clients.batch_sizes, clients.names]
         how = [method.private, method.calibrate.by, method.calibrate.strictest, asked, method.aggregate.sets_steps]
-        return hashlib.sha256(_text([who, how, training, drawn, cell.trust]).encode()).hexdigest()
+        shared = cell.trust and [cell.trust, method.aggregate.name, cell.parts.get("aggregate")]  # weights count then
+        return hashlib.sha256(_text([who, how, training, drawn, shared]).encode()).hexdigest()
 
 
 def _kept(fixed: nn.Module, x: Any, path: Path) -> Any:

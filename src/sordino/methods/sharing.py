@@ -21,7 +21,7 @@ from sordino.privacy.gate import Terms
 from sordino.privacy.lattice import SLACK
 from sordino.privacy.trust import Shared, Trust, honest
 from sordino.server.projected import budget_shares
-from sordino.server.rules import SPREAD
+from sordino.server.rules import SHARED_SPREAD
 from sordino.server.select import NOBODY, Schedule
 from sordino.server.sharing import balance
 
@@ -167,7 +167,7 @@ def wanted(method: Method, population: Population, schedule: Schedule | None) ->
         shares = shares * schedule.importance
     shares = np.maximum(shares / shares.sum(), FAINTEST)
     options = {} if rule.made is None else dict(rule.made.options)
-    spread = 0.0 if rule.aims == "least" else float(options.get("spread", SPREAD))
+    spread = 0.0 if rule.aims == "least" else float(options.get("spread") or SHARED_SPREAD)
     return np.asarray(shares / shares.sum()), spread
 
 
