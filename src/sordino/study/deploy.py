@@ -152,6 +152,9 @@ def prepare(study: Study, run: str) -> Served:
         "adjacency": study.budgets.adjacency,
         **({"features": described(template)} if "features" in options else {}),
     }
+    trust = study.trust.chosen()
+    if trust.shared:
+        brief["trust"] = dataclasses.asdict(trust)
     if study.training.augment is not None:
         augment = Augment.parse(study.training.augment)
         augment.check(shape)

@@ -39,6 +39,16 @@ def check_declaration(facts: Mapping[str, Any], name: str, adjacency: str) -> di
     return {**found, "adjacency": said}
 
 
+def check_signed_key(said: Any) -> dict[str, str]:
+    """A site's signed key of a run, in form; whether the signature is the site's is for the other sites to see."""
+    if not isinstance(said, dict) or set(said) != {"public", "signature"}:
+        raise BadInput("it sent no signed key, and this study shares noise")
+    for value in said.values():
+        if not isinstance(value, str) or not 2 <= len(value) <= LONGEST or set(value) - set("0123456789abcdef"):
+            raise BadInput("its signed key is not written in hexadecimal digits")
+    return dict(said)
+
+
 def check_payable(said: Any, turns: int) -> int:
     """How many of the turns that it was offered a site can pay."""
     return _whole("payable", said, 0, turns)
