@@ -15,6 +15,7 @@ FACTS = {
     wire.FACTS: {
         *("name", "records", "epsilon", "delta", "adjacency"),
         *("releases", "spent_epsilon", "run_epsilon", "replace_one_epsilon", "not_private", "composition"),
+        *("own_epsilon", "against"),
     },
     wire.ACCEPTED: {"payable"},
     wire.ANSWER: {"round", "copy"},

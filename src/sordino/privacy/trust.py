@@ -131,6 +131,12 @@ class Against:
         sites = {one.sites for one in shared}
         return cls(min(one.colluders for one in shared), sites.pop() - 1 if len(sites) == 1 else None)
 
+    def and_also(self, other: Against) -> Against:
+        """Whom two figures together hold against: the fewer colluders of both."""
+        if self.colluders is None or other.colluders is None:
+            return other if self.colluders is None else self
+        return Against(min(self.colluders, other.colluders), self.others if self.others == other.others else None)
+
     def words(self) -> str:
         """As a part of a sentence that begins with "against"."""
         if self.colluders is None:
