@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from typing import Any
 
 from sordino.engine import rounds
@@ -58,8 +59,10 @@ def privacy_of(plan: Plan, state: Checkpoint, spent: dict[str, dict[str, Any]]) 
     ``trust`` is never more than the run's own plan promises, whatever a site says.
     """
     taken = rounds.turns_taken(plan, state.history)
+    repeated = sum((Counter(record.get("unopened", {})) for record in state.history), Counter[str]())
     found = []
-    for c, turns in zip(plan.clients, taken.tolist()):
+    for c, opened in zip(plan.clients, taken.tolist()):
+        turns = opened + repeated[c.name]  # a sum that was not opened was paid for all the same
         private = plan.method.private
         row: dict[str, Any] = {
             "client": c.name,

@@ -56,7 +56,7 @@ def look(folder: Path) -> dict[str, Any]:
         "now": now or None,
         "waiting": time.time() - now["since"] if now and state == "running" else None,
         "sites": [{**one, "spent_epsilon": spent.get(one["site"])} for one in sites],
-        "trust": trust_lines([{"method": "this run", **result}]) if result else [],
+        "trust": trust_lines([result]) if result else [],
         "last": history[-5:],
     }
 
