@@ -21,7 +21,8 @@ from sordino.study.conduct import conduct, set_up
 from sordino.study.deployed import privacy_of
 from sordino.study.file import make_study
 from sordino.study.report import render
-from sordino.study.status import look, table as shown
+from sordino.study.status import look
+from sordino.study.status import table as shown
 
 TRUST = "against the server and any one of the four other sites"
 
