@@ -10,6 +10,7 @@ from sordino.engine import rounds
 from sordino.engine.checkpoint import Checkpoint
 from sordino.methods import Plan
 from sordino.privacy.accounting import composed_epsilon, replace_one_epsilon
+from sordino.privacy.trust import EVERYBODY
 from sordino.study.folder import Folder
 from sordino.study.result import complete
 
@@ -17,6 +18,8 @@ _SPENT = {
     "spent_epsilon": float,
     "run_epsilon": float,
     "replace_one_epsilon": float,
+    "own_epsilon": float,
+    "trust": str,
     "releases": list,
     "not_private": list,
 }
@@ -53,7 +56,8 @@ def privacy_of(plan: Plan, state: Checkpoint, spent: dict[str, dict[str, Any]]) 
     """Per site what it says it spent; where it said nothing, what the answers that came must have cost at least."""
     taken = rounds.turns_taken(plan, state.history)
     found = []
-    for c, turns in zip(plan.clients, taken.tolist()):
+    for c, answered in zip(plan.clients, taken.tolist()):
+        turns = answered + sum(record.get("unopened", {}).get(c.name, 0) for record in state.history)
         private = plan.method.private
         row: dict[str, Any] = {
             "client": c.name,
@@ -74,6 +78,9 @@ def privacy_of(plan: Plan, state: Checkpoint, spent: dict[str, dict[str, Any]]) 
             cost = float(composed_epsilon([events], [c.budget.delta])[0])
             row |= {"spent_epsilon": cost, "run_epsilon": cost, "told_by": "server"}
             row["replace_one_epsilon"] = float(replace_one_epsilon(events, c.budget.delta))
+            alone = composed_epsilon([[one.alone() for one in events]], [c.budget.delta])
+            shared = c.terms.shared
+            row |= {"own_epsilon": float(alone[0]), "trust": EVERYBODY if shared is None else shared.words()}
             row["releases"] = [
                 {"what": e.what, "rate": e.sampling.rate, "noise": e.noise, "count": e.count} for e in events
             ]

@@ -56,7 +56,7 @@ def check_payable(said: Any, turns: int) -> int:
 
 def check_spent(facts: Mapping[str, Any]) -> dict[str, Any]:
     """What a site says it has spent; only what is well formed, for this is written into the result."""
-    epsilons = ("spent_epsilon", "run_epsilon", "replace_one_epsilon")
+    epsilons = ("spent_epsilon", "run_epsilon", "replace_one_epsilon", "own_epsilon")
     found: dict[str, Any] = {key: _number(key, facts.get(key), 0.0, math.inf, endless=True) for key in epsilons}
     releases, marks = facts.get("releases"), facts.get("not_private")
     wanted = {"what", "rate", "noise", "count"}
@@ -76,7 +76,7 @@ def check_spent(facts: Mapping[str, Any]) -> dict[str, Any]:
         }
         for one in releases
     ]
-    return {**found, "not_private": [readable(one) for one in marks]}
+    return {**found, "trust": readable(facts.get("trust")), "not_private": [readable(one) for one in marks]}
 
 
 def readable(said: Any) -> str:
