@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from federation_rig import Rig, five_clients, simulated, table
+from federation_spy import check_wire
 
 from sordino.engine.federation import wire
 from sordino.engine.federation.exchange import farewell
@@ -207,3 +208,14 @@ def test_a_public_site_adds_no_noise_and_protects_nobody(tmp_path: Path):
         assert rig.charter.sites == 4
         assert rig.charter.seats[0].public
     torch.testing.assert_close(state.shown, alone.weights, atol=1e-5, rtol=0)
+
+
+def test_what_is_sent_was_charged_and_says_whom_it_holds_against(clients, tmp_path: Path):
+    with Rig(tmp_path, clients, shared("adaptdp", clients, rounds=2)) as rig:
+        rig.train()
+        said = farewell(rig.wires, "run1", list(clients.names), 5.0)
+        for name in clients.names:
+            replies = [reply for who, _, reply in rig.wires.heard if who == name]
+            assert check_wire(replies, tmp_path / f"{name}.db") == 4
+            assert said[name]["against"].words() == "against the server and any one of the four other sites"
+            assert said[name]["own_epsilon"] > said[name]["spent_epsilon"]

@@ -28,7 +28,7 @@ from sordino.engine.federation.inbox import Inbox
 from sordino.engine.federation.shared_rounds import SharedRounds
 from sordino.errors import BadInput, BudgetRefused, SordinoError
 from sordino.methods import Plan, adapt
-from sordino.study.deploy import Served, judge_of, prepare
+from sordino.study.deploy import USUAL, Served, judge_of, prepare
 from sordino.study.deployed import result_of
 from sordino.study.file import Study, make_study
 from sordino.study.folder import Folder, check_kind, planned
@@ -61,7 +61,10 @@ def set_up(folder: Path, study: Study, resume: bool, keys: Path | None = None) -
     else:
         check_kind(folder, "deployed run")
         check_deployable(study.chosen_method())
-        judge_of(prepare(study, ""))
+        ready = prepare(study, "")
+        judge_of(ready)
+        if study.trust.chosen().shared:  # whether the method can share noise does not depend on who comes
+            ready.plan({name: {**USUAL, "adjacency": study.budgets.adjacency} for name in study.deployment.sites})
         folder.mkdir(parents=True, exist_ok=True)
         kept = {"study": table, "run": uuid.uuid4().hex}
     write_atomic(file, json.dumps({**kept, **where}, indent=1).encode())

@@ -110,6 +110,7 @@ class Served:
             "training": {k: v for k, v in dataclasses.asdict(plan.training).items() if k != "augment" or v},
         }
         about |= {"auto": plan.why} if plan.why else {}
+        about |= {"trust": self.brief["trust"]} if "trust" in self.brief else {}
         plain: dict[str, Any] = json.loads(to_json(about))
         return plain
 

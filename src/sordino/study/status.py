@@ -96,6 +96,8 @@ def line_of(record: dict[str, Any], rounds: int | None) -> str:
     if record.get("central_accuracy") is not None:
         parts.append(f"accuracy {100 * record['central_accuracy']:.1f} % on the server's test records")
     parts += [f"{name} refused: {why}" for name, why in record.get("refused", {}).items()]
+    if record.get("repeats"):
+        parts.append("repeated without those who were lost")
     if record.get("absent"):
         parts.append(f"no answer from {', '.join(record['absent'])}")
     if record.get("cannot_pay"):

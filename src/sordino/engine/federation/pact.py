@@ -6,13 +6,16 @@ about it. A refusal depends on public parameters only, and comes before anything
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from sordino.engine.federation.descriptor import Charter, brief_digest, read_charter
 from sordino.engine.federation.limits import Policy, Refused
-from sordino.engine.federation.masks import public_of, verify_key
+from sordino.engine.federation.masks import check_keys, public_of, verify_key
 from sordino.engine.federation.peers import Peers
 from sordino.methods import Method
 from sordino.methods.sharing import tell
@@ -60,12 +63,12 @@ def check_willing(trust: Trust, method: Method, policy: Policy, peers: Peers | N
 
 @dataclass(frozen=True)
 class Member:
-    """What a site says about itself in a run: its name, declared records, whether they are public, its key's half."""
+    """What a site says about itself in a run: its name, declared records, whether they are public; and its own key."""
 
     name: str
     records: int
     public: bool
-    key: bytes
+    key: bytes = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -78,17 +81,22 @@ class Pact:
     peers: Peers
 
     @classmethod
-    def accept(cls, plain: Any, brief: Mapping[str, Any], own: Member, peers: Peers) -> Pact:
-        """Check a charter against the study, against what this site said of itself, and against the pinned keys."""
-        charter, trust = read_charter(plain), shared_trust(brief)
+    def accept(cls, text: str, study: str, own: Member, peers: Peers) -> Pact:
+        """Check a charter against the study, against what this site said of itself, and against the pinned keys.
+
+        ``text`` and ``study``: charter and brief as JSON.
+        """
+        brief = json.loads(study)
+        charter, trust = read_charter(json.loads(text)), shared_trust(brief)
         if charter.run != brief["run"] or charter.brief != brief_digest(brief):
             raise Refused("the charter is of another run or another study than this request")
         if trust is None or (trust.colluders, trust.dropouts) != (charter.colluders, charter.dropouts):
             raise Refused("the charter counts other colluders or lost sites than the study says")
         place = charter.place(own.name)
         seat = charter.seats[place]
-        said = Member(seat.name, seat.records, seat.public, public_of(seat.key, seat.name))
-        if said != own:
+        key = X25519PrivateKey.from_private_bytes(own.key)
+        said = seat.records, seat.public, public_of(seat.key, seat.name)
+        if said != (own.records, own.public, key.public_key().public_bytes_raw()):
             raise Refused("the charter says of this site what it did not say of itself: records, or the run's key")
         keys = {}
         for one in charter.seats:
@@ -96,6 +104,7 @@ class Pact:
             keys[one.name] = (
                 public_of(one.key, one.name) if known is None else verify_key(one.key, one.name, charter.run, known)
             )
+        check_keys(key, {name: public for name, public in keys.items() if name != own.name})
         return cls(charter, place, keys, peers)
 
     def told(self, terms: Sequence[Terms], widths: Mapping[str, int]) -> list[Terms]:

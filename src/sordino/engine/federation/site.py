@@ -5,7 +5,6 @@ The turn itself is ``client.turn.take_turn`` with one row, the very function a s
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -24,7 +23,7 @@ from sordino.engine.federation import wire
 from sordino.engine.federation.descriptor import Descriptor, hashed_tensors, participants_of
 from sordino.engine.federation.job import Job, accept, canonical, safe, understand
 from sordino.engine.federation.limits import Declared, Policy, Refused
-from sordino.engine.federation.masks import check_keys, erase_key, keep_key, load_key, masked, signed_key
+from sordino.engine.federation.masks import erase_key, keep_key, load_key, masked, signed_key
 from sordino.engine.federation.pact import Member, Pact, check_willing, shared_trust
 from sordino.engine.federation.peers import Peers
 from sordino.engine.federation.policy import check_bounds, check_place
@@ -94,9 +93,7 @@ class Site:
         if source is not None:
             ledger.mark_not_private(self.account, "a generator was injected at the site: a test, not a deployment")
         self._seen: tuple[nn.Module, Records] | None = None
-        self._accepted = lru_cache(maxsize=4)(
-            lambda brief, charter, own, peers: Pact.accept(json.loads(charter), json.loads(brief), own, peers)
-        )
+        self._accepted = lru_cache(maxsize=4)(Pact.accept)
         self._understood = lru_cache(maxsize=4)(lambda text: understand(text, self.policy, self.declared, self.budget))
 
     def handle(self, data: bytes) -> bytes:
@@ -233,7 +230,6 @@ class Site:
             hashed_tensors(sent, packet.facts["public"]),
         )
         key, others = load_key(self._key_file(job.run)), {one: pact.keys[one] for one in names if one != self.name}
-        check_keys(key, others)
 
         def work(rows: Rows, permit: Permit, gate: Gate) -> Packet:
             found = share(job.work, rows, start, public, permit, gate, question)
@@ -374,11 +370,11 @@ class Site:
         public, run = self.offered.is_public, str(brief["run"])
         peers = check_willing(trust, method, self.policy, self.peers, public)
         try:
-            key = load_key(self._key_file(run)).public_key().public_bytes_raw()
+            key = load_key(self._key_file(run)).private_bytes_raw()
         except SordinoError:
             raise Refused("this site has no key of this run, or not any more: begin a new run") from None
-        text = (canonical(brief), canonical(packet.facts["charter"]))
-        return self._accepted(*text, Member(self.name, self.declared.records, public, key), peers)
+        own = Member(self.name, self.declared.records, public, key)
+        return self._accepted(canonical(packet.facts["charter"]), canonical(brief), own, peers)
 
 
 def _sealed(parts: Mapping[str, Release]) -> dict[str, Tensor]:
