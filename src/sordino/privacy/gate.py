@@ -30,6 +30,7 @@ from sordino.privacy.types import _SEAL, Adjacency, Event, Release, Sampling, jo
 LARGEST_FACTOR = 1e6
 TINY = 1.2e-38  # the smallest float32 that has all its digits
 ROUNDING = 1e-12  # how far a multiplier may be off that was worked out twice, in float64
+COUNTED = 2.0**-16  # the lattice that noise on counts lies on
 HASHED = 1 << 22  # bytes of a tensor that one thread hashes at a time
 
 log = logging.getLogger("sordino.gate")
@@ -279,6 +280,31 @@ class Gate:
                 name = f"{permit.what}/{part}"
                 whole += self.source.discrete(turn, name, step, lattice.width, owns[part].deviation)
             found[part] = Release(whole, part, True, _SEAL)
+        return found
+
+    def count(self, permit: Permit, step: int, tables: Mapping[str, tuple[Tensor, int]]) -> dict[str, Release]:
+        """Release how many records fall into every cell of some tables, with noise: [rows of the table] a part.
+
+        Parameters
+        ----------
+        tables: for each part the cells of every record, [records, f], from 0 to width − 1, and width. A record is in
+            one cell of each of f questions; a cell outside adds nothing (a null record, say).
+
+        Guarantees: a record moves a part by at most √f (√(2f) if it is exchanged, charged as 2√f); noise is exact, on
+        multiples of 2⁻¹⁶, z times that. It is not divided: counts are what is asked.
+        """
+        if len(permit.turns) != 1:
+            raise SordinoError("records are counted for one client at a time")
+        terms, found = permit.terms[0], {}
+        for part, (cells, width) in tables.items():
+            permit.use(part, step)
+            inside = (cells >= 0) & (cells < width)
+            total = torch.bincount(cells[inside].reshape(-1), minlength=width).double()
+            if self.private:
+                far = terms.noise(part) * terms.adjacency.sensitivity * math.sqrt(cells.shape[1])
+                name = f"{permit.what}/{part}"
+                total += COUNTED * self.source.rounded(permit.turns[0], name, step, width, far / COUNTED)
+            found[part] = Release(total, part, self.private, _SEAL)
         return found
 
     def _seal(

@@ -11,7 +11,7 @@ from typing import Self
 from sordino.errors import BadInput, BudgetRefused
 from sordino.privacy import accounting, planning
 from sordino.privacy.accounting import filters
-from sordino.privacy.book import Account, Binding, Book, Standing
+from sordino.privacy.book import Account, Binding, Book, Split, Standing
 from sordino.privacy.ledger_file import LedgerFile
 from sordino.privacy.trust import Against
 from sordino.privacy.types import Adjacency, Event
@@ -77,6 +77,10 @@ class Reading:
     def bindings(self) -> list[Binding]:
         """Whose ledger this is and was, the last one last; none for simulations and where no site ever used it."""
         return list(self._book().bindings)
+
+    def parted(self) -> Split | None:
+        """How this site's records were parted into training and held-out; None where they were not."""
+        return self._book().split
 
     def unprotected(self, client: str, run: str, what: str) -> int:
         """How often the client released ``what`` without noise in a run."""

@@ -20,6 +20,8 @@ class Declared:
     classes: int | None
     schema: str
     """A hash of the feature schema: names, ranges, categories, labels."""
+    held: int = 0
+    """How many records are held out; ``records`` counts those that training sees."""
 
     @property
     def task(self) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sordino.client.rows import Records, Rows, seen_alone
@@ -21,6 +22,7 @@ from sordino.client.turn import answer, share, take_turn
 from sordino.engine.devices import threads_for_step
 from sordino.engine.federation import wire
 from sordino.engine.federation.descriptor import Descriptor, hashed_tensors, participants_of
+from sordino.engine.federation.held import parted
 from sordino.engine.federation.job import Job, accept, canonical, safe, understand
 from sordino.engine.federation.limits import Declared, Policy, Refused
 from sordino.engine.federation.masks import erase_key, keep_key, load_key, masked, signed_key
@@ -33,6 +35,7 @@ from sordino.errors import BadInput, BudgetRefused, SordinoError
 from sordino.methods import Method
 from sordino.privacy.gate import Gate, Permit, Terms, key_of
 from sordino.privacy.generators import Secret, Source, Turn
+from sordino.privacy.held import HELD
 from sordino.privacy.ledger import Ledger, LedgerPlan
 from sordino.privacy.types import Budget, Release, derive
 from sordino.server.broadcast import Frame, check_broadcast
@@ -75,12 +78,15 @@ class Site:
         policy: Policy | None = None,
         source: Source | None = None,
         peers: Peers | None = None,
+        held: NDArray[np.bool_] | None = None,
     ) -> None:
         budget, ledger = purse.budget, purse.ledger
         self.name = name
         self.peers = peers
-        self.records = records
-        self.declared = declared
+        self.records, self.held = parted(records, held, ledger)
+        self.declared = (
+            declared if held is None else replace(declared, records=int((~held).sum()), held=int(held.sum()))
+        )
         self.budget = budget
         self.ledger = ledger
         self.folder = folder
@@ -90,8 +96,11 @@ class Site:
         self.source = Secret() if source is None else source
         self.account = ledger.bind(name, lambda salt: commitment(records, salt))
         ledger.open_account(self.account, budget, composition=purse.composition)
-        if source is not None:
-            ledger.mark_not_private(self.account, "a generator was injected at the site: a test, not a deployment")
+        if self.held is not None:
+            ledger.open_account(self.account + HELD, budget, composition=purse.composition)
+        for one in (self.account, self.account + HELD)[: 2 if self.held is not None else 1]:
+            if source is not None:
+                ledger.mark_not_private(one, "a generator was injected at the site: a test, not a deployment")
         self._seen: tuple[nn.Module, Records] | None = None
         self._accepted = lru_cache(maxsize=4)(Pact.accept)
         self._understood = lru_cache(maxsize=4)(lambda text: understand(text, self.policy, self.declared, self.budget))
@@ -138,6 +147,7 @@ class Site:
             "epsilon": self.offered.epsilon,
             "delta": self.offered.delta,
             "adjacency": str(self.offered.adjacency),
+            **({} if self.held is None else {"held": self.declared.held}),
         }
         try:
             method, _, _ = self._understood(canonical(brief))
