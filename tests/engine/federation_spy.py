@@ -15,7 +15,7 @@ FACTS = {
     wire.FACTS: {
         *("name", "records", "epsilon", "delta", "adjacency", "key"),
         *("releases", "spent_epsilon", "run_epsilon", "replace_one_epsilon", "own_epsilon"),
-        *("trust", "not_private", "composition"),
+        *("against", "not_private", "composition"),
     },
     wire.ACCEPTED: {"payable"},
     wire.ANSWER: {"round", "copy", "descriptor"},

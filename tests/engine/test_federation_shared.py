@@ -217,5 +217,5 @@ def test_what_is_sent_was_charged_and_says_whom_it_holds_against(clients, tmp_pa
         for name in clients.names:
             replies = [reply for who, _, reply in rig.wires.heard if who == name]
             assert check_wire(replies, tmp_path / f"{name}.db") == 4
-            assert said[name]["trust"] == "against the server and any one of the four other sites"
+            assert said[name]["against"].words() == "against the server and any one of the four other sites"
             assert said[name]["own_epsilon"] > said[name]["spent_epsilon"]

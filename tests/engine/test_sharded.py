@@ -14,6 +14,9 @@ RUNS = {
     "dp-scaffold": {"steps": 2},  # state at clients
     "adaptdp": {"steps": 1},  # a question before the step
     "uniform": {"select": 1},  # one row: a process without any
+    "weiavg": {"trust": {"noise": "shared", "colluders": 2}},  # the server sees the sum alone
+    "fedfdp": {"trust": {"noise": "shared", "colluders": 2}},  # and that of the answers
+    "unbiased": {"select": 2, "trust": {"noise": "shared"}},
 }
 
 SCRIPT = """

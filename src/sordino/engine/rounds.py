@@ -214,8 +214,9 @@ def pooled(plan: Plan, ask: Ask, answers: Tensor, about: Facts) -> tuple[Tensor,
     weights = weights / weights.sum()
     mean = torch.as_tensor(weights, dtype=answers.dtype, device=answers.device) @ answers
     noise = {what: np.sqrt([(weights**2 * each**2).sum()]) for what, each in about.answer_noise.items()}
-    one = about.only(np.zeros(1, dtype=np.int64))
-    return mean[None], replace(one, sizes=about.sizes.sum(keepdims=True), selection=np.ones(1), answer_noise=noise)
+    unseen = replace(about, answers={}, uploads={})  # single answers, which no server has
+    one = replace(unseen.only(np.zeros(1, dtype=np.int64)), sizes=about.sizes.sum(keepdims=True), selection=np.ones(1))
+    return mean[None], replace(one, answer_noise=noise)
 
 
 def summed_up(course: Course, about: Facts) -> Summed | None:
@@ -241,7 +242,8 @@ def close_round(
     plan, method = course.plan, course.plan.method
     record: dict[str, Any] = {"round": number, "participants": [plan.clients[i].name for i in called.clients]}
     if not uploads:
-        return record | {"note": "no client could pay for this round"}
+        few = "no client" if plan.sharing is None else f"fewer clients than the {plan.sharing.needed} that share noise"
+        return record | {"note": f"{few} could pay for this round"}
     asked = {one.question.what for one in method.ask}
     if "update" not in uploads:  # nobody sent a whole one
         uploads = {**uploads, "update": state.weights.new_zeros(len(called.clients), len(state.weights))}

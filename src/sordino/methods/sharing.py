@@ -87,7 +87,7 @@ def check(method: Method, steps: Sequence[int], population: Population) -> None:
     """Refuse what cannot be done with a sum alone, and say why."""
     told = f"trust.noise = 'shared' does not go with method {method.name!r}: "
     if not method.private:
-        raise BadInput(told + "it adds no noise (NOT PRIVATE)")
+        raise BadInput(told + "it adds no noise (NOT PRIVATE); use a private method, or leave trust out")
     if not method.aggregate.foreseen:
         raise BadInput(
             f"{told}its rule {method.aggregate.name!r} looks at single updates, and the server sees their sum alone; "
@@ -104,14 +104,19 @@ def check(method: Method, steps: Sequence[int], population: Population) -> None:
             "which nobody released; use training.steps = 1 and more rounds"
         )
     if method.select.choose is not None or any(one.of == "candidates" for one in method.ask):
-        raise BadInput(f"{told}select {method.select.name!r} looks at single answers, and the server sees their sum")
+        raise BadInput(
+            f"{told}select {method.select.name!r} looks at single answers, and the server sees their sum alone; use "
+            "select = 'everyone', 'uniform' or 'privacy-aware'"
+        )
     if method.select.resolve is not None:
         raise BadInput(f"{told}select.headroom changes who takes part during the run; leave it at 1")
     for one in method.ask:
         if getattr(one.conclude, "per_client", False):
-            raise BadInput(f"{told}ask.per_client needs every client's own answer, and the server sees their sum")
+            raise BadInput(f"{told}ask.per_client needs single answers, and the server sees their sum; leave it out")
     if all(budget.is_public for budget in population.budgets):
-        raise BadInput(f"{told}nobody has a finite budget, so there is no noise to share")
+        raise BadInput(
+            f"{told}nobody has a finite budget, so there is no noise to share; give somebody one, or leave trust out"
+        )
 
 
 def distinct(schedule: Schedule) -> Schedule:

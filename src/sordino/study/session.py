@@ -263,6 +263,14 @@ def check_payable(plan: Plan, payable: dict[str, int], book: Ledger, run: str) -
             f"nobody's budget pays for a single turn of this plan ({told}): nothing was trained or charged; top the "
             "ledger up, plan fewer rounds, or use another ledger"
         )
+    able = sum(payable.get(c.name, 0) > 0 for c in plan.clients if not c.budget.is_public)
+    if plan.sharing is not None and able < plan.sharing.needed:
+        book.close_run(run)
+        raise BudgetRefused(
+            f"{able} of {len(payable)} clients can pay for a turn of this plan, and {plan.sharing.needed} are needed "
+            f"to share noise ({told} cannot): nothing was trained or charged; top the ledger up, leave those clients "
+            "out, or plan for as many trust.dropouts"
+        )
     log.warning("%d of %d clients sit out, for their budgets pay for no turn: %s", len(dry), len(plan.clients), told)
 
 

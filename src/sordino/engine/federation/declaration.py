@@ -11,12 +11,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from sordino.errors import BadInput
+from sordino.privacy.trust import Against
 from sordino.privacy.types import Adjacency
 
 RECORDS = (1, 10**12)
 EPSILON = (1e-6, 1e4)  # ∞, for a public data set, is allowed too
 DELTA = (1e-30, 0.1)
 
+SLACK = 1e-6  # by how much two computations of one ε may differ
 LONGEST = 300  # letters of a reason that are worth keeping
 
 
@@ -56,7 +58,7 @@ def check_payable(said: Any, turns: int) -> int:
 
 def check_spent(facts: Mapping[str, Any]) -> dict[str, Any]:
     """What a site says it has spent; only what is well formed, for this is written into the result."""
-    epsilons = ("spent_epsilon", "run_epsilon", "replace_one_epsilon", "own_epsilon")
+    epsilons = ("spent_epsilon", "run_epsilon", "replace_one_epsilon")
     found: dict[str, Any] = {key: _number(key, facts.get(key), 0.0, math.inf, endless=True) for key in epsilons}
     releases, marks = facts.get("releases"), facts.get("not_private")
     wanted = {"what", "rate", "noise", "count"}
@@ -76,7 +78,25 @@ def check_spent(facts: Mapping[str, Any]) -> dict[str, Any]:
         }
         for one in releases
     ]
-    return {**found, "trust": readable(facts.get("trust")), "not_private": [readable(one) for one in marks]}
+    return {**found, **_check_trust(facts, found["spent_epsilon"]), "not_private": [readable(one) for one in marks]}
+
+
+def _check_trust(facts: Mapping[str, Any], spent: float) -> dict[str, Any]:
+    """Whom a site says its figures hold against, and what its own share of the noise promises alone."""
+    said = facts.get("against")
+    if not isinstance(said, dict) or set(said) != {"colluders", "others"}:
+        raise BadInput("it does not say whom its figures hold against")
+    counts = (said[key] for key in ("colluders", "others"))
+    colluders, others = (None if one is None else _whole("against", one, 0, 10**6) for one in counts)
+    own = _number("own_epsilon", facts.get("own_epsilon"), 0.0, math.inf, endless=True)
+    if own < spent * (1 - SLACK) or (colluders is None and own > spent * (1 + SLACK)):
+        raise BadInput(
+            f"it says that its own share of the noise promises ε = {own:g}, and all shares together {spent:g}: fewer "
+            "shares never promise more, and what holds against everybody rests on its own noise"
+        )
+    if colluders is not None and others is not None and colluders >= others:
+        raise BadInput(f"it says that {colluders} of {others} other sites may conspire: that would be everybody")
+    return {"against": Against(colluders, others), "own_epsilon": own}
 
 
 def readable(said: Any) -> str:

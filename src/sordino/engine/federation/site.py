@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -325,7 +325,7 @@ class Site:
             "run_epsilon": self.ledger.epsilon([self.account], run)[self.account],
             "replace_one_epsilon": self.ledger.replace_one_epsilon(self.account),
             "own_epsilon": self.ledger.own_epsilon([self.account])[self.account],
-            "trust": self.ledger.trust(self.account),
+            "against": asdict(self.ledger.against(self.account)),
             "composition": self.ledger.composition(self.account),
             "not_private": list(self.ledger.account(self.account).not_private),
         }
