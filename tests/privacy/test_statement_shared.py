@@ -186,6 +186,16 @@ def test_an_account_that_is_not_private_promises_nothing_of_either_kind(tmp_path
     assert "infinite" in statement_text(told)
 
 
+def test_public_data_is_promised_nothing(tmp_path):
+    with Ledger(tmp_path / "l.db") as ledger:
+        ledger.open_account("hospital 3", Budget(math.inf, DELTA))
+        ledger.declare([plan(1, turn=(replace(GRADIENT, noise=0.0, shared=shared()),))])
+        ledger.charge([charge("all", count=COUNT)])
+        text = statement_text(statement(ledger, "hospital 3"))
+    assert "that holds" not in text
+    assert "Two kinds of promise" not in text
+
+
 def test_the_export_is_plain_json(tmp_path):
     with ledger_with(tmp_path / "l.db", shared(), None) as ledger:
         told = export(ledger)
