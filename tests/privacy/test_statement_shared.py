@@ -164,7 +164,7 @@ def test_a_client_that_never_shared_reads_nothing_of_it(tmp_path):
 def test_shares_alone_release_nothing_of_its_own(tmp_path):
     with ledger_with(tmp_path / "l.db", shared()) as ledger:
         text = statement_text(statement(ledger, "hospital 3"))
-    assert "noise of its own:  nothing released" in text
+    assert "noise of its own:  nothing released\n" in text
 
 
 def test_a_run_of_many_sites_lists_few_numbers_with_the_promised_one(tmp_path):

@@ -239,7 +239,7 @@ def _together_in_words(told: dict[str, Any]) -> list[str]:
     lines = [
         "",
         "Two kinds of promise:",
-        f"  noise of its own:  {'nothing released' if own == 0 else f'epsilon {epsilon_in_words(own)}'}, {EVERYBODY}",
+        f"  noise of its own:  {'nothing released' if own == 0 else f'epsilon {epsilon_in_words(own)}, {EVERYBODY}'}",
         f"  noise shared:      epsilon {epsilon_in_words(kinds['shared_noise_epsilon'])}, {told['trust']}",
         f"  both together:     epsilon {epsilon_in_words(told['spent_epsilon'])}, {told['trust']}",
         "",
