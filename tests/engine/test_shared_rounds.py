@@ -12,6 +12,7 @@ from plain_shared import PlainShared, plain_adaptdp, plain_descent, plain_fedfdp
 
 import sordino as sd
 from sordino.errors import BadInput, BudgetRefused
+from sordino.methods import get
 from sordino.privacy.ledger import Charge, Ledger, LedgerPlan
 from sordino.privacy.trust import Trust
 from sordino.privacy.types import Event, Sampling
@@ -41,7 +42,23 @@ CASES = {
     "drawn": ("uniform", {"select": 4}, 1, 0, plain_descent, alike),
     "quantile": ("quantile-clipping", {}, 2, 0, plain_quantile, by_size),
     "fedfdp": ("fedfdp", {}, 2, 1, lambda p, s: plain_fedfdp(p, s, 0.1), by_size),
-    "adaptdp": ("adaptdp", {}, 3, 0, plain_adaptdp, by_size),
+    "adaptdp": ("adaptdp", {"clip": 20.0, "rate": 0.4}, 1, 0, plain_adaptdp, by_size),
+    "drawn, with a question beside": (
+        ("quantile-clipping", {"select": "uniform"}),
+        {"select": 4},
+        1,
+        0,
+        plain_quantile,
+        by_size,
+    ),
+    "answers with weights of their own": (
+        ("fedfdp", {"clip": {"name": "fair", "weight": 0.5}, "ask": {"name": "loss", "size": 15}}),
+        {},
+        2,
+        0,
+        lambda p, s: plain_fedfdp(p, s, 0.5),
+        by_size,
+    ),
 }
 
 
@@ -51,7 +68,8 @@ def ready_for(clients, method, colluders, dropouts=0, **more):
 
 @pytest.mark.parametrize("case", CASES)
 def test_rounds_equal_a_plain_loop(digits, case):
-    method, more, colluders, dropouts, loop, shares = CASES[case]
+    named, more, colluders, dropouts, loop, shares = CASES[case]
+    method = named if isinstance(named, str) else get(*named)
     ready = ready_for(digits, method, colluders, dropouts, **more)
     p = PlainShared(ready, colluders, dropouts)
     assert close(train_prepared(ready).weights, loop(p, shares(p))) < 1e-5
@@ -259,6 +277,15 @@ def test_rounds_that_need_somebody_who_cannot_pay_are_left_out_and_say_so(digits
         else:
             assert set(record["participants"]) == able
     assert 0 < left_out < len(run.metrics)
+
+
+def test_public_sites_do_not_stand_in_for_those_who_cannot_pay(digits, tmp_path):
+    clients = digits.with_budgets([0.5, INF, 2.0, 4.0, INF, 1.0], delta=1e-4)
+    poorer(clients, tmp_path / "ledger.db", [0], 6)
+    keys = {**KEYS, "rounds": 8, "trust": {"noise": "shared", "colluders": 1}}
+    run = sd.train(clients, "logistic", "dp-fedavg", ledger=tmp_path / "ledger.db", **keys)
+    assert 0 < len(run.metrics) < 8
+    assert "fewer than 4 clients can pay" in run.result["stopped"]["reason"]
 
 
 def test_a_run_whose_first_round_too_few_can_pay_is_refused_and_charges_nobody(digits, tmp_path):
