@@ -253,6 +253,27 @@ def test_weights_and_noise_balance_bias_and_noise(case, adjacency):
         assert c.noise >= z * (1 - 1e-4), "nobody gets less noise than its budget asks for"
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_every_sum_fits_its_integers(case):
+    """All records of all sites at their bound, and forty deviations of everybody's noise, stay below 2⁶³ steps."""
+    plan = planned(*CASES[case], dimension=1_000_000)
+    rates = np.array([c.terms.sampling.rate for c in plan.clients])
+    release = plan.sharing.releases[0]
+    for part in release.parts:
+        signal = (np.array(release.weights) / rates).sum() / part.grain
+        assert signal + 40 * part.deviation * math.sqrt(len(rates)) < 2.0**63
+        least = min(w / c.terms.divisor for w, c in zip(release.weights, plan.clients) if not c.budget.is_public)
+        assert part.grain * math.sqrt(part.width) <= least * 2.0**-20 * (1 + 1e-12)
+        assert part.deviation >= 5, "sums of discrete Gaussians are near one from here on"
+
+
+def test_weights_too_unequal_for_one_sum_of_integers_are_refused():
+    """Where sites with public data count for all but a millionth, a lattice fine enough for the others is too fine."""
+    with pytest.raises(BadInput, match=r"does not fit 64 bits.*use aggregate = 'balanced'"):
+        planned("weiavg", [1.0, INF, 5.0], [30_000] * 3, 0, 0, dimension=10_000_000)
+    planned("dp-fedavg", [1.0, INF, 5.0], [30_000] * 3, 0, 0, dimension=10_000_000)
+
+
 def test_virtual_copies_are_one_site():
     plan = planned("uniform", [1.0] * 4, [100] * 4, 0, 0, rounds=40)
     for row in plan.schedule.asked:
