@@ -138,11 +138,13 @@ class Ledger(Reading):
                         draft.add("plan", body, client=plan.client, run=plan.run)
             return turns
 
-    def charge(self, charges: Sequence[Charge], replay: bool = False) -> list[Entry]:
+    def charge(self, charges: Sequence[Charge], replay: bool = False, once: bool = False) -> list[Entry]:
         """Charge all rows in one durable transaction, before anything is read or drawn; returns how each is recorded.
 
         A key that was charged before is charged again as a new attempt (R11). With ``replay``, for simulated accounts
         only, the same key and request is the same draw and is not charged again; another request under it is an error.
+        With ``once``, a key that was ever charged in this run is refused: what it names can be used a single time
+        (masks that hide one payload would show the difference of two).
 
         Guarantees: raises ``BudgetRefused`` before anything is written if any row exceeds its plan's cap, rows of the
         same call included. Charges are held against plans by count: no accountant runs here.
@@ -160,6 +162,11 @@ class Ledger(Reading):
                     check_repeated(one, earlier)
                     recorded.append(earlier)
                     continue
+                if once and earlier is not None:
+                    raise BadInput(
+                        f"{one.key!r} was charged in entry {earlier.number}, and is used once: repeat the round as a "
+                        "new attempt"
+                    )
                 place = (one.client, one.run, one.what)
                 total = totals.get(place, standing.used.get(one.what, 0)) + int(one.count)
                 check_room(self._file.book, one, standing, total)

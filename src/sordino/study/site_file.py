@@ -20,6 +20,8 @@ from sordino.data.schema import parse_schema
 from sordino.engine.federation.certificates import check_name
 from sordino.engine.federation.limits import Declared, Policy
 from sordino.engine.federation.node import Address
+from sordino.engine.federation.peers import Peers
+from sordino.engine.federation.signing import load_private
 from sordino.engine.federation.site import Purse, Site
 from sordino.engine.federation.state import commitment
 from sordino.errors import BadInput
@@ -79,6 +81,7 @@ class Limits(Section):
     least_noise: float = Field(default=0.1, ge=0)
     clip: list[float] = Field(default=[1e-4, 1e4], min_length=2, max_length=2)
     modules: list[str] = Field(default=[])
+    colluders: int | None = Field(default=None, ge=0)
 
     @field_validator("clip")
     @classmethod
@@ -95,6 +98,12 @@ class KeyFiles(Section):
     private: str
 
 
+class SiteTrust(Section):
+    """``[trust]``: the folder of the other sites' public keys (NAME.pub), by which this site knows them."""
+
+    peers: str
+
+
 class SiteFile(Section):
     """A whole SITE.toml, read and checked; paths in it are relative to the folder where it lies."""
 
@@ -103,6 +112,7 @@ class SiteFile(Section):
     budget: SiteBudget
     limits: Limits = Limits()
     keys: KeyFiles | None = None
+    trust: SiteTrust | None = None
     _lies: Path = PrivateAttr(default=Path())
 
     def at(self, name: str) -> Path:
@@ -127,6 +137,13 @@ class SiteFile(Section):
                 raise BadInput(f"keys.{key}: {one} does not exist; `sordino certify` makes keys for a trial")
         return Address.parse(self.site.server, **files)
 
+    def peers(self) -> Peers | None:
+        """This site's enrolment key and those of others that it pinned; None where it has no key to sign with."""
+        if self.keys is None or not self.at(self.keys.private).is_file():
+            return None
+        folder = None if self.trust is None else self.at(self.trust.peers)
+        return Peers.read(check_name(self.site.name), load_private(self.at(self.keys.private)), folder)
+
     def records(self) -> tuple[Records, Declared]:
         """The site's records, and what it says about them."""
         where = self.at(self.data.path)
@@ -144,7 +161,7 @@ class SiteFile(Section):
         folder.mkdir(parents=True, exist_ok=True)
         with Ledger(self.at(self.budget.ledger)) as ledger:
             name, purse = check_name(self.site.name), Purse(budget, ledger, self.budget.composition)
-            yield Site(name, records, declared, purse, folder, self.policy, source)
+            yield Site(name, records, declared, purse, folder, self.policy, source, self.peers())
 
     def rebind(self, reason: str, officer: str) -> str:
         """Record that the ledger goes on under this file's site name and records; returns the account that goes along.
