@@ -108,30 +108,31 @@ def test_one_site_and_two(digits, sites, colluders):
         assert (one["own_epsilon"] == pytest.approx(one["spent_epsilon"])) == (p.share == 1.0)
 
 
-def test_the_noise_of_every_row_and_of_the_sum_is_what_the_plan_says(digits, monkeypatch):
+@pytest.mark.parametrize("exact", [False, True])
+def test_the_noise_of_every_row_and_of_the_sum_is_what_the_plan_says(digits, monkeypatch, exact):
     """What each row adds, and what the sum then has, over coordinates and rounds, against clean gradients."""
-    seen, weights, kept = [], [], Summed.add
+    seen, weights, kept = {}, [], Summed.add
 
     def spy(self, rows, updates):
-        seen.append(updates.detach().clone())
+        for row, update in zip(rows.tolist(), updates):
+            seen.setdefault(row, []).append(update.detach().clone())
         weights.append(np.array(self._weights))
         kept(self, rows, updates)
 
     monkeypatch.setattr(Summed, "add", spy)
     rounds, colluders = 6, 2
     # No steps are taken: gradients stay those of the first weights, and batches are drawn afresh.
-    ready = ready_for(digits, "dp-fedavg", colluders, rounds=rounds, rate=0.05, server_lr=1e-12)
+    ready = ready_for(digits, "dp-fedavg", colluders, rounds=rounds, rate=0.05, server_lr=1e-12, exact_noise=exact)
     train_prepared(ready)
     p = PlainShared(ready, colluders)
     clip, lr = ready.plan.training.clip, ready.plan.training.lr
     planned = np.array(ready.plan.sharing.releases[0].weights)
     noise = np.zeros((rounds, 6, len(p.start)))
     for number in range(1, rounds + 1):
-        assert len(seen[number - 1]) == 6, "one chunk of all rows"
         np.testing.assert_allclose(weights[number - 1], planned)
         for i in range(6):
             clean = p.mean_gradient(p.start, i, number, clip, noise=False)[0]
-            noise[number - 1, i] = (-seen[number - 1][i].double() / lr - clean).numpy()
+            noise[number - 1, i] = (-seen[i][number - 1].double() / lr - clean).numpy()
     for i, c in enumerate(ready.plan.clients):
         own = c.noise * clip / math.sqrt(6 - colluders) / c.terms.divisor
         assert noise[:, i].std() == pytest.approx(own, rel=0.06)
