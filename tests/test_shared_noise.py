@@ -236,13 +236,13 @@ def test_weights_and_noise_balance_bias_and_noise(case, adjacency):
 
     def at(level):
         low, high = 0.0, 1.0
-        for _ in range(40):
+        for _ in range(30):
             middle = (low + high) / 2
             low, high = (middle, high) if np.minimum(wanted + middle, most * level).sum() < 1 else (low, middle)
         weights = np.minimum(wanted + high, most * level)
         return spread * ((weights - wanted) ** 2).sum() + ratio * level**2, weights
 
-    grid = np.geomspace(1 / most.sum(), max(1 / most.sum(), (wanted / most).max()), 800)
+    grid = np.geomspace(1 / most.sum(), max(1 / most.sum(), (wanted / most).max()), 400)
     _, weights = min((at(level) for level in grid), key=lambda one: one[0])
     if case in ("unequal", "two lost"):
         assert not np.allclose(weights, most / most.sum(), rtol=0.02), "bias counts here"
