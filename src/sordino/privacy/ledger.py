@@ -165,8 +165,7 @@ class Ledger(Reading):
                     continue
                 if once and earlier is not None:
                     raise BadInput(
-                        f"{one.key!r} was charged in entry {earlier.number}, and is used once: repeat the round as a "
-                        "new attempt"
+                        f"{one.key!r} was charged before, and is used once: repeat the round as a new attempt"
                     )
                 place = (one.client, one.run, one.what)
                 total = totals.get(place, standing.used.get(one.what, 0)) + int(one.count)
