@@ -22,7 +22,8 @@ def held_mask(
 ) -> NDArray[np.bool_]:
     """Which of a file's records are held out, one entry a record: by their ids, or by their places in this very file.
 
-    ``column``: what the column of the ``ids`` is called; empty where there are none. The ledger remembers share, key and, where records have no ids, the file.
+    ``column``: what the column of the ``ids`` is called; empty where there are none. The ledger remembers share, key
+    and, where records have no ids, the file.
     """
     if column:
         return held_out(ledger.split(share, column), ids, share)
