@@ -27,7 +27,7 @@ import sordino as sd
 from sordino.client.rows import Records
 from sordino.data import Federation
 from sordino.engine import simulate
-from sordino.engine.federation import site, wire
+from sordino.engine.federation import site, taking_part, wire
 from sordino.engine.federation.exchange import farewell
 from sordino.engine.federation.masks import load_key, signed_key
 from sordino.privacy.gate import Gate, Permit
@@ -244,7 +244,7 @@ class Tape:
 
         with pytest.MonkeyPatch.context() as patch:
             for owner, name, by in (
-                *((Gate, "release_whole", shared), (site, "share", added(site.share))),
+                *((Gate, "release_whole", shared), (taking_part, "share", added(taking_part.share))),
                 *((Gate, "grant", granted), (Gate, "_seal", sealed), (Ledger, "charge", charged)),
                 *((Ledger, "declare", declared), (Keyed, "batches", drawn)),
                 *((room, "take_turn", turned(room.take_turn)) for room in (simulate, site)),
