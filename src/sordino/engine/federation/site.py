@@ -20,11 +20,7 @@ from sordino.client.rows import Records, Rows, seen_alone
 from sordino.client.turn import answer, take_turn
 from sordino.engine.devices import threads_for_step
 from sordino.engine.federation import wire
-<<<<<<< HEAD
-from sordino.engine.federation.descriptor import Descriptor, hashed_tensors, participants_of
 from sordino.engine.federation.held import parted
-=======
->>>>>>> wt-core
 from sordino.engine.federation.job import Job, accept, canonical, safe, understand
 from sordino.engine.federation.limits import Declared, Policy, Refused
 from sordino.engine.federation.masks import erase_key, keep_key, load_key, signed_key
