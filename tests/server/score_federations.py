@@ -1,6 +1,6 @@
 """Federations whose truth is known: what sites would release about a model, and how often intervals contain the truth.
 
-``python tests/server/score_federations.py`` prints the tables of docs/evaluation.md.
+``python tests/server/score_federations.py`` prints the tables of docs/evaluation-intervals.md.
 """
 
 from __future__ import annotations
