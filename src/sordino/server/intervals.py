@@ -153,8 +153,8 @@ def spread(values: Array, variances: Array, shares: Array, level: float, seed: i
     """Ψ = Σ p_i (e_i − Σ p_j e_j)², at most 1/4, from ẽ_i ~ N(e_i, w_i): debiased, with an interval by simulation.
 
     Q = Σ p_i (ẽ_i − ẽ)² is ‖u + ζ‖² with ‖u‖² = Ψ and ζ ~ N(0, Γ), Γ = √A diag(w) √A, A = diag(p) − ppᵀ; its mean is
-    Ψ + tr Γ. A value of Ψ is kept if Q lies in neither tail of α/2 for some u of that length; tried are the axes of
-    the largest and of the smallest eigenvalue of Γ, between which all others lie.
+    Ψ + tr Γ, its variance 2 tr Γ² + 4 uᵀΓu. A value of Ψ is kept if Q lies in neither tail of α/2 for some u of that
+    length; tried are the axes of Γ on which that variance is largest and smallest.
     """
     if len(values) == 1:
         return 0.0, (0.0, 0.0)
