@@ -126,3 +126,11 @@ def test_settings_that_say_nothing_sensible_are_refused(digits):
         trained(digits, keep="first")
     with pytest.raises(BadInput, match="one per client"):
         sd.train(digits, "logistic", "mr-mtl", rounds=2, evaluation={"keep": "best"})
+
+
+def test_where_a_round_is_chosen_the_intervals_of_all_rounds_hold_at_once(digits):
+    levels = [
+        sd.plan(digits, "logistic", "dp-fedavg", rounds=8, evaluation={"every": 2, **keys}).plan.judging.level
+        for keys in ({}, {"keep": "best"}, {"stop": 2})
+    ]
+    assert levels == pytest.approx([0.95, 1 - 0.05 / 4, 1 - 0.05 / 4])

@@ -124,7 +124,7 @@ def test_the_winner_has_the_best_paid_estimate_and_its_model_is_handed_out(tuned
 def test_intervals_hold_for_all_candidates_at_once(tuned):
     made, out, _ = tuned
     (ready, *_) = search(made, out).ready
-    assert ready.plan.judging.level == 1 - 0.05 / 4
+    assert ready.plan.judging.level == pytest.approx(1 - 0.05 / 4)
 
 
 def test_given_again_it_charges_nothing_and_says_the_same(tuned):

@@ -65,10 +65,10 @@ def louder(plan: Plan, factors: Factors) -> Noises:
     return [[[z * factor for z in kind] for kind in own] for own, factor in pairs]
 
 
-def judged_louder(judging: Judging, factors: Factors, level: float) -> Judging:
-    """The evaluations with every client's noise times its factor, and intervals of this level."""
+def judged_louder(judging: Judging, factors: Factors, runs: int) -> Judging:
+    """The evaluations with every client's noise times its factor; intervals of all so many runs hold at once."""
     terms = tuple(
         replace(one, parts=tuple((part, z * float(factor)) for part, z in one.parts))
         for one, factor in zip(judging.terms, factors, strict=True)
     )
-    return replace(judging, terms=terms, level=level)
+    return replace(judging, terms=terms, level=1.0 - (1.0 - judging.level) / runs)

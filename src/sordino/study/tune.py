@@ -45,8 +45,7 @@ class Search:
     """A search before it begins: its candidates, ready to run, and what it costs that there are several.
 
     ``factors``: by client, how much larger its noise is than if one candidate were trained alone; ``looking``: the same
-    for what is released of held-out records. ``sure``: the level of each candidate's intervals, 1 − 0.05/k, so that all
-    k hold at once with 95 %.
+    for what is released of held-out records.
     """
 
     points: tuple[Point, ...]
@@ -131,11 +130,13 @@ def _judged(points: Sequence[Point], ready: Sequence[Prepared], factors: Factors
     """The search with its evaluations calibrated together; only the last model is looked at where nobody says more."""
     budgets = [client.budget for client in ready[0].plan.clients]
     judged = [_looks(one) for one in ready]
-    looking, level = evaluation_factors(judged, budgets), 1.0 - 0.05 / len(ready)
+    looking = evaluation_factors(judged, budgets)
     made = []
     for one, judging in zip(ready, judged):
         study = {**one.study, "evaluation": json.loads(to_json(asdict(judging.settings)))}
-        made.append(replace(one, study=study, plan=replace(one.plan, judging=judged_louder(judging, looking, level))))
+        made.append(
+            replace(one, study=study, plan=replace(one.plan, judging=judged_louder(judging, looking, len(ready))))
+        )
     return Search(tuple(points), tuple(made), factors, looking)
 
 
