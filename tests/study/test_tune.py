@@ -263,3 +263,31 @@ def test_a_folder_with_another_search_is_refused(tuned):
     _, out, _ = tuned
     with pytest.raises(BadInput, match="another study"):
         tune(study({"training.lr": [0.1, 0.9]}), out)
+
+
+def test_the_command_prints_candidates_totals_and_what_the_search_cost(tmp_path, in_folder):
+    table = study({"training.lr": [0.1, 0.5]}).model_dump(exclude_unset=True, by_alias=True)
+    lines = []
+    for section, values in table.items():
+        lines.append(f"[{section}]")
+        lines += [f"{json.dumps(key)} = {json.dumps(value)}" for key, value in values.items()]
+    (tmp_path / "study.toml").write_text("\n".join(lines))
+    code, out, _ = in_folder("plan", "study.toml", "--json")
+    planned = json.loads(out)["tuning"]
+    assert code == 0
+    assert len(planned["candidates"]) == 2
+    code, out, _ = in_folder("tune", "study.toml", "--out", "search", "--json")
+    assert code == 0
+    told = json.loads(out)
+    assert told["factor"] == pytest.approx(planned["factor"])
+    assert [one["estimate"]["low"] <= one["estimate"]["value"] for one in told["tried"]] == [True, True]
+    assert all(one["spent_epsilon"] <= one["epsilon"] for one in told["privacy"])
+    code, out, _ = in_folder("tune", "study.toml", "--out", "search")  # again: nothing is trained, the table is printed
+    assert code == 0
+    assert "best by paid" in out
+    assert "2 settings cost you a factor of" in out
+    assert (tmp_path / "search/report.html").exists()
+    for other in ("run", "serve"):
+        code, _, err = in_folder(other, "study.toml")
+        assert code == 2
+        assert "[tune]" in err
