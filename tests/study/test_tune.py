@@ -168,6 +168,7 @@ def test_a_ledger_that_is_cumulative_is_not_overdrawn(tmp_path):
     done = tune(made, tmp_path / "first", ledger=book)
     assert max(one["spent_epsilon"] for one in done.result["privacy"]) <= 4.0
     assert not (tmp_path / "first/ledger.db").exists()
+    assert tune(made, tmp_path / "first").result == done.result  # it remembers which ledger it pays from
     # What is spent is spent: a second search finds nothing left, says so before it charges, and leaves nothing behind.
     with Ledger(book, readonly=True) as opened:
         before = opened.epsilon()

@@ -32,6 +32,7 @@ from sordino.study.result import load_run, read_result, save_run, to_json
 from sordino.study.run import keep_in
 from sordino.study.session import open_accounts, open_held_accounts, train_alone
 from sordino.study.sweep import expanded
+from sordino.study.track import tracker
 
 TRIES = 5
 """Times that noise is made larger where schedules follow from it; once is enough where they do not."""
@@ -161,11 +162,13 @@ def tune(study: Study, out: Path, ledger: Path | None = None, watch: Watch | Non
     maker = Studies(out, study.study.track)
     found = search(study, out, maker)
     _claim(out, told)
-    folders = [
-        keep_in(at, one, (at / "study.json").exists(), (ledger or out / "ledger.db"))
-        for at, one in ((out / point.name, one) for point, one in zip(found.points, found.ready))
-    ]
-    paid = folders[0].ledger or out / "ledger.db"
+    folders: list[Folder] = []
+    paid = ledger or out / "ledger.db"
+    for point, one in zip(found.points, found.ready):
+        at = out / point.name
+        begun = (at / "study.json").exists()  # it remembers its ledger, and all others pay from the same
+        folders.append(keep_in(at, one, begun, ledger if begun and not folders else paid))
+        paid = folders[-1].ledger or paid
     _declare(out, found, folders, paid, [maker.finished(point) for point in found.points])
     runs = []
     for point, one, folder in zip(found.points, found.ready, folders):
@@ -175,7 +178,10 @@ def tune(study: Study, out: Path, ledger: Path | None = None, watch: Watch | Non
         about = point.study.study
         shown = [] if watch is None else [watch(point.label, about.seed, one.plan.schedule.rounds)]
         try:
-            runs.append(Finished(point, train_alone(one, folder, about.device, shown, about.name).result))
+            with tracker(study.study.track, folder.path, point.study, point.name) as tracked:
+                done = train_alone(one, folder, about.device, [*shown, tracked], about.name)
+                tracked.finish(done.result)
+            runs.append(Finished(point, done.result))
         except (Diverged, BudgetRefused) as error:
             runs.append(Finished(point, None, str(error)))
             with Ledger(paid) as book:
