@@ -113,7 +113,7 @@ def test_two_classes_get_an_edge_whose_recall_is_told_with_its_interval():
     run = sd.train(clients, "logistic", "dp-fedavg", rounds=6, lr=1.0, evaluation={"every": 3, "share": 0.4})
     found = run.result["threshold"]
     assert found["round"] == 6
-    assert found["edge"] * 20 == pytest.approx(round(found["edge"] * 20))
+    assert found["edge"] * 10 == pytest.approx(round(found["edge"] * 10))
     for metric in ("recall/1", "false_positive_rate"):
         assert found[metric]["low"] <= found[metric]["value"] <= found[metric]["high"]
     assert {row["round"] for row in evaluations(run.metrics)} == {3, 6}

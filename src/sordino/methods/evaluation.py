@@ -30,7 +30,7 @@ class Evaluation:
     ----------
     every: evaluate every this many rounds, and in the last; None: ten times in all.
     share: the share of every client's records that is held out in a simulation; a site decides for itself.
-    bins: score bins of two classes, or bins of residuals; an even number. Every bin has noise of its own: few are precise.
+    bins: score bins of two classes, or bins of residuals; an even number. Each has noise of its own: few are precise.
     spend: how much of each client's ε the evaluations of one run may use.
     stop: end the run when so many evaluations in a row were no better than the best before them; None: never.
     keep: which model the run ends with: the ``last``, or the ``best`` by the estimate that decides (accuracy, or the
