@@ -113,13 +113,13 @@ def _conduct(folder: Path, transport: Transport) -> dict[str, Any]:
             now.history[-1] |= judge(now.shown)
         kept.keep(now)
         log.info("round %d of %d: %d answers", now.round, plan.schedule.rounds, len(now.history[-1]["participants"]))
-    if early := rounds.stopped(plan, state.round):
+    if early := rounds.stopped(plan, state.round, state.history):
         log.warning("%s", early["reason"])
     _notice(folder, {"round": state.round, "phase": "saying goodbye", "asked": list(facts)})
     spent = farewell(transport, run, list(facts), min(BYE, where.timeout))
     result = result_of(kept, plan, state, spent, refused)
-    result["final"] |= judge(state.shown) if judge is not None else {}
-    kept.finish(result, state.shown)
+    result["final"] |= judge(state.chosen) if judge is not None else {}
+    kept.finish(result, state.chosen)
     _notice(folder, {"round": state.round, "phase": "finished", "asked": []})
     return result
 

@@ -14,7 +14,7 @@ from sordino.methods.plan import ClientPlan
 from sordino.privacy.accounting import composed_epsilon, replace_one_epsilon
 from sordino.privacy.trust import Against
 from sordino.study.folder import Folder
-from sordino.study.result import complete
+from sordino.study.result import chosen_by, complete
 
 _SPENT = {
     "spent_epsilon": float,
@@ -34,7 +34,7 @@ def result_of(
 ) -> dict[str, Any]:
     """The dict of result.json. Metrics on sites' records are null: they were neither released nor charged."""
     about = json.loads((folder.path / "study.json").read_text())
-    early = rounds.stopped(plan, state.round)
+    early = rounds.stopped(plan, state.round, state.history)
     nothing = dict.fromkeys(("accuracy", "loss", "psi", "worst_accuracy", "client_accuracy"))
     parts = {
         "study": {"name": about["study"]["data"]["name"], **about["study"]},
@@ -47,10 +47,11 @@ def result_of(
         "simulated": False,
         **({} if plan.method.local.begin is None else {"personal": True}),
         **({"stopped": early} if early else {}),
+        **chosen_by(plan, state),
         "refused": refused,
         "seconds": state.seconds,
     }
-    return complete(parts, state.shown)
+    return complete(parts, state.chosen)
 
 
 def privacy_of(plan: Plan, state: Checkpoint, spent: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
