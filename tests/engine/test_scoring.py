@@ -156,3 +156,17 @@ def test_a_study_says_the_same(tmp_path):
     run = sd.train(read.federation(), method=read.chosen_method(), **read.arguments())
     assert sorted({one["round"] for one in run.result["evaluation"]}) == [2, 4]
     assert run.result["study"]["evaluation"]["share"] == 0.25
+
+
+def test_a_ledger_of_several_runs_remembers_what_is_held_out(tmp_path):
+    """Otherwise a record could pay in both parts, and the larger of the two would say too little."""
+    options = {"ledger": tmp_path / "ledger.db", **TRAINING, "rounds": 2}
+    few = clients((8.0, 8.0))
+    sd.train(few, evaluation={"every": 2, "share": 0.3, "spend": 0.3}, **options)
+    for other in ({"evaluation": {"share": 0.2}}, {}, {"evaluation": {"share": 0.3}, "seed": 1}):
+        with pytest.raises(BadInput, match=r"held out|held records out"):
+            sd.train(few, **{**options, **other})
+    late = {**options, "ledger": tmp_path / "late.db"}
+    sd.train(few, **late)
+    with pytest.raises(BadInput, match="none can be held out any"):
+        sd.train(few, evaluation={"share": 0.3}, **late)

@@ -345,7 +345,7 @@ class Ledger(Reading):
         if bool(ids) is (commit is not None):
             raise BadInput("records are known by their ids, or by their places in a file that is committed to")
         if self._book().split is None:
-            trained = [client for client in _deployed(self._book()) if client in self._book().blocks]
+            trained = [client for client in self._book().blocks if not client.endswith(HELD)]
             if trained:
                 raise BadInput(
                     f"{self.path} has charged all records of {trained[0]!r} for training: none can be held out any "

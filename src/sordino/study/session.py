@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -74,7 +76,7 @@ class Session:
         self.book = book if ready.plan.method.private else None
         self.run = run
         payable = {} if self.book is None else open_accounts(self.book, ready.plan, run)
-        judged = {} if self.book is None else open_held_accounts(self.book, ready.plan, run)
+        judged = {} if self.book is None else open_held_accounts(self.book, ready, run)
         shard = Shard.now()
         payable = payable if shard is None else shard.same(payable)
         if state is None and self.book is not None:
@@ -257,10 +259,30 @@ def open_accounts(book: Ledger, plan: Plan, run: str) -> dict[str, int]:
     return book.declare([LedgerPlan(c.name, run, *c.declaration()) for c in taking])
 
 
-def open_held_accounts(book: Ledger, plan: Plan, run: str) -> dict[str, int]:
-    """Open an account for everybody's held-out records, declare the evaluations, and return how many each can pay."""
+def open_held_accounts(book: Ledger, ready: Prepared, run: str) -> dict[str, int]:
+    """Open an account for everybody's held-out records, declare the evaluations, and return how many each can pay.
+
+    A ledger of several runs remembers which records are held out: none may train on what another holds out.
+    """
+    plan = ready.plan
     if plan.judging is None:
+        if book.parted() is not None:
+            raise BadInput(
+                f"{book.path} belongs to runs that held records out, and this one would train on them: say "
+                "[evaluation] as they did, or use another ledger"
+            )
         return {}
+    share, told = plan.judging.settings.share, json.dumps([ready.clients.description, ready.seed], default=str)
+    known = book.parted()
+    try:
+        book.split(share, "", lambda key: hashlib.sha256(key + told.encode()).hexdigest())
+    except BadInput as error:
+        if known is None:
+            raise
+        raise BadInput(
+            f"{book.path} belongs to runs that held out other records (another seed, evaluation.share or data): a "
+            "record is in one part for ever; use another ledger"
+        ) from error
     judging, asked = plan.judging, [plan.clients[i] for i in plan.judging.who]
     book.open_accounts({client.name + HELD: client.budget for client in asked}, simulated=True)
     events = {plan.clients[i].name + HELD: judging.terms[i].event for i in judging.who}

@@ -221,7 +221,7 @@ def _declare(out: Path, found: Search, folders: Sequence[Folder], paid: Path, do
         for one, folder, finished in zip(found.ready, folders, done):
             if not finished:
                 training = open_accounts(book, one.plan, folder.run)
-                turns.append(training | open_held_accounts(book, one.plan, folder.run))
+                turns.append(training | open_held_accounts(book, one, folder.run))
         if begun:
             return
         wanted = [_wanted(one) for one in found.ready]
