@@ -143,7 +143,7 @@ def _check_roles(schema: Schema) -> None:
         told = f"data.schema.fill.{column} is {value!r}"
         if column in schema.numeric:
             low, high = schema.numeric[column].low, schema.numeric[column].high
-            if not _is_finite(value):
+            if not is_finite(value):
                 raise BadInput(f"{told}: a numeric column needs a number")
             if not low <= value <= high:
                 raise BadInput(
@@ -158,7 +158,8 @@ def _check_roles(schema: Schema) -> None:
         raise BadInput(f"data.schema.delimiter is {schema.delimiter!r}: it must be one character")
 
 
-def _is_finite(value: Any) -> bool:
+def is_finite(value: Any) -> bool:
+    """Whether a declared value is a finite number, and no truth value."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
@@ -173,7 +174,7 @@ def _interval(value: Any, key: str) -> Interval:
     """[low, high] or [low, high, "log"]."""
     listed = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else []
     bounds, rest = listed[:2], listed[2:]
-    if len(bounds) < 2 or not all(map(_is_finite, bounds)) or not bounds[0] < bounds[1] or rest not in ([], ["log"]):
+    if len(bounds) < 2 or not all(map(is_finite, bounds)) or not bounds[0] < bounds[1] or rest not in ([], ["log"]):
         raise BadInput(
             f"data.schema.{key} is {value!r}: declare a range [low, high] with low < high, or [low, high, 'log']"
         )
