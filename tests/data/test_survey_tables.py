@@ -93,7 +93,8 @@ def test_missing_columns_and_broken_lines_are_missing(tmp_path: Path):
     age, ward = found[:, 0].tolist(), found[:, 2].tolist()
     assert age == [1, 12, 12, 12, 12, 1]
     assert ward == [0, 4, 4, 4, 4, 3]
-    assert set(found[:, 1]) == {7} and set(found[:, 3]) == {3}
+    assert set(found[:, 1]) == {7}
+    assert set(found[:, 3]) == {3}
 
 
 def test_parquet_files_of_any_type(tmp_path: Path):
