@@ -257,9 +257,11 @@ def audit(
     """Attack every method's real client step with canaries; fails when a proven lower bound exceeds the claimed ε."""
     from sordino.methods import get
     from sordino.methods import names as all_names
+    from sordino.privacy.trust import EVERYBODY
     from sordino.study.audit import Trial, audit_method
 
     table = Table(title=f"{canaries:,} canaries, bounds true with 99 % confidence each", header_style="bold")
+    table.caption = f"noise per site: claims hold {EVERYBODY}"
     for column in ("method", "sampling", "claimed ε", "one-run", "Gaussian", "verdict"):
         left = column in ("method", "sampling")
         table.add_column(column, justify="left" if left else "right", no_wrap=left)

@@ -89,6 +89,7 @@ def test_every_limit_of_a_site_is_attacked_here() -> None:
         "least_noise",
         "clip",
         "modules",
+        "colluders",  # in test_shared_masks.py
     ]
     assert [field.name for field in dataclasses.fields(Policy)] == attacked
 

@@ -37,6 +37,9 @@ delta = 1e-5
 ledger = "{name}.db"
 [limits]
 run_epsilon = {epsilon}
+colluders = 0
+[trust]
+peers = "keys/sites"
 [keys]
 authority = "keys/ca.crt"
 private = "keys/sites/{name}.key"

@@ -10,15 +10,19 @@ from typing import Any
 
 import numpy as np
 import torch
+from cryptography.hazmat.primitives.asymmetric import ec
 
 import sordino as sd
 from sordino.client.rows import Records
 from sordino.data import Federation
 from sordino.engine.checkpoint import Checkpoint
 from sordino.engine.federation.coordinator import Coordinator
+from sordino.engine.federation.descriptor import charter_of
 from sordino.engine.federation.exchange import agree, enrol
 from sordino.engine.federation.inbox import Inbox
 from sordino.engine.federation.limits import Declared, Policy
+from sordino.engine.federation.peers import Peers
+from sordino.engine.federation.shared_rounds import SharedRounds
 from sordino.engine.federation.site import Purse, Site
 from sordino.engine.rounds import Course
 from sordino.methods import adapt
@@ -69,9 +73,9 @@ def simulated(clients: Federation, study: dict[str, Any], folder: Path) -> Simul
     read = make_study({**study, "training": {**study["training"], "exact_noise": True}})
     arguments = read.arguments()
     done = sd.train(clients, method=read.chosen_method(), out=folder, **arguments)
-    model, seed, options = arguments.pop("model"), arguments.pop("seed"), arguments.pop("model_options")
+    model, seed, options, trust = (arguments.pop(key) for key in ("model", "seed", "model_options", "trust"))
     before = planned(folder)
-    ready = study_run.prepare(clients, model, read.chosen_method(), seed, options, arguments, before)
+    ready = study_run.prepare(clients, model, read.chosen_method(), seed, options, arguments, before, trust=trust)
     return Simulated(done.weights, ready.key, before.noises)
 
 
@@ -114,12 +118,16 @@ class Rig:
     key: str | None = None
     noises: Any = None
     policies: dict[str, Policy] = field(default_factory=dict)
-    everywhere: Policy = field(default_factory=lambda: Policy(not_private=True))
+    everywhere: Policy = field(default_factory=lambda: Policy(not_private=True, colluders=0))
     stack: ExitStack = field(default_factory=ExitStack)
+    pinned: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """By site: the public keys that it pinned, where these are not all the others'."""
 
     def __enter__(self) -> Rig:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.ready: Served = prepare(make_study(self.study), "run1")
+        names = self.clients.names if "trust" in self.study else []
+        self.keys = {name: ec.generate_private_key(ec.SECP256R1()) for name in names}
         self.wires = Wires({name: self.site(name) for name in self.clients.names})
         return self
 
@@ -139,18 +147,29 @@ class Rig:
             self.folder / name,
             self.policies.get(name, self.everywhere),
             None if self.key is None else Fixture(self.key),
+            self.peers(name),
         )
+
+    def peers(self, name: str) -> Peers | None:
+        """The site's enrolment key and the others that it pinned, where the study shares noise."""
+        if name not in self.keys:
+            return None
+        others = {who: key.public_key() for who, key in self.keys.items() if who != name}
+        return Peers(name, self.keys[name], self.pinned.get(name, others))
 
     def coordinator(self, least: int = 1) -> Coordinator:
         """Enrol, plan and agree, as the server does before the first round."""
         self.coordinator_facts()
         plan = self.ready.plan(self.facts, self.noises)
-        self.payable, self.refused = agree(self.wires, self.ready.brief, plan, 5.0)
+        charter = None
+        if plan.sharing is not None:
+            charter = charter_of(plan, self.ready.brief, {name: one["key"] for name, one in self.facts.items()})
+        self.charter = charter
+        self.payable, self.refused = agree(self.wires, self.ready.brief, plan, 5.0, charter)
         plan = adapt(plan, self.payable, len(self.ready.start), self.ready.study.study.seed)
         inbox = Inbox(self.folder / "inbox")
-        return Coordinator(
-            Course(plan, self.ready.layout), self.ready.brief, self.wires, inbox, self.payable, least=least
-        )
+        parts = (Course(plan, self.ready.layout), self.ready.brief, self.wires, inbox, self.payable, 0.5, least)
+        return Coordinator(*parts) if charter is None else SharedRounds(*parts, charter=charter)
 
     def coordinator_facts(self) -> dict[str, dict[str, Any]]:
         """What the sites say about themselves."""

@@ -13,12 +13,13 @@ from sordino.engine.federation.wire import unpack
 
 FACTS = {
     wire.FACTS: {
-        *("name", "records", "epsilon", "delta", "adjacency"),
-        *("releases", "spent_epsilon", "run_epsilon", "replace_one_epsilon", "not_private", "composition"),
+        *("name", "records", "epsilon", "delta", "adjacency", "key"),
+        *("releases", "spent_epsilon", "run_epsilon", "replace_one_epsilon", "own_epsilon"),
+        *("against", "not_private", "composition"),
     },
     wire.ACCEPTED: {"payable"},
-    wire.ANSWER: {"round", "copy"},
-    wire.UPLOAD: {"round", "copy"},
+    wire.ANSWER: {"round", "copy", "descriptor"},
+    wire.UPLOAD: {"round", "copy", "descriptor"},
     wire.REFUSED: {"reason", "budget", "name", "records", "epsilon", "delta", "adjacency"},
     wire.UNAVAILABLE: set(),
 }

@@ -86,9 +86,21 @@ def test_secret_generators_train_a_sensible_model(network: Network, five):
     assert right > 0.8
 
 
-@pytest.mark.parametrize("method", ["dp-fedavg", "robust-hdp", "fedfdp", "adaptdp"])
-def test_the_network_trains_to_the_weights_of_the_simulation(network: Network, five, method: str, tmp_path: Path):
-    study = table(method, network.clients, rounds=2, **STEPS)
+@pytest.mark.parametrize(
+    ("method", "trust"),
+    [
+        ("dp-fedavg", {}),
+        ("robust-hdp", {}),
+        ("fedfdp", {}),
+        ("adaptdp", {}),
+        ("dp-fedavg", {"noise": "shared", "colluders": 1}),
+        ("adaptdp", {"noise": "shared", "dropouts": 1}),
+    ],
+)
+def test_the_network_trains_to_the_weights_of_the_simulation(
+    network: Network, five, method: str, trust: dict, tmp_path: Path
+):
+    study = table(method, network.clients, rounds=2, **(STEPS | ({"steps": 1} if trust else {}))) | {"trust": trust}
     alone = simulated(network.clients, study, tmp_path / "alone")
     network.foresee(alone.key)
     result, folder = network.run(study)

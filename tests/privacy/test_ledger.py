@@ -274,6 +274,25 @@ class TestCharges:
             with pytest.raises(BadInput, match="another request"):
                 ledger.charge([other], replay=True)  # type: ignore[list-item]
 
+    def test_what_is_used_once_is_not_charged_again(self, tmp_path: Path) -> None:
+        """Not with the same request, not after a restart, not when the copies are forgotten or the plan is closed."""
+        once = charge("round 1 masks 7f3a")
+        with small_ledger(tmp_path / "l.db", turns=5) as ledger:
+            ledger.charge([once], once=True)
+            ledger.store(once.client, once.run, once.key, once.request, b"masked")
+        with Ledger(tmp_path / "l.db") as ledger:
+            for request in (once.request, OTHER_REQUEST):
+                with pytest.raises(BadInput, match="new attempt"):
+                    ledger.charge([charge(once.key, request=request)], once=True)
+            assert ledger.stored(once.client, once.run, once.key, once.request) == b"masked"
+            ledger.forget(once.client, once.run)
+            ledger.close_plan(once.client, once.run)
+            ledger.declare([plan(turns=5)])
+            with pytest.raises(BadInput, match="new attempt"):
+                ledger.charge([once], once=True)
+            ledger.charge([charge("round 1 masks 99b0")], once=True)
+            assert used(ledger) == {"gradient": 20}
+
     def test_a_site_cannot_replay(self, tmp_path: Path) -> None:
         with small_ledger(tmp_path / "l.db") as ledger, pytest.raises(BadInput, match="not simulated"):
             ledger.charge([charge("round 1")], replay=True)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from sordino.engine.federation.certificates import certify
 from sordino.engine.federation.limits import Policy
 from sordino.errors import BadInput
 from sordino.study.deploy import declared_records
@@ -74,6 +75,24 @@ def test_a_site_names_the_modules_whose_methods_it_allows(write):
     assert listed == Policy(modules=("my_methods",), rounds=7)
     with pytest.raises(BadInput, match=r"limits\.modules"):
         read_site(write("[budget]", '[limits]\nmodules = "my_methods"\n[budget]'))
+
+
+def test_a_site_pins_its_peers_and_says_how_many_may_conspire(write, tmp_path: Path):
+    assert read_site(write()).policy.colluders is None
+    assert read_site(write()).peers() is None, "there is no key to sign with"
+    keys = certify(tmp_path / "keys", ["north", "south"])
+    (tmp_path / "north.key").write_bytes(keys.private("north").read_bytes())
+    assert read_site(write()).peers().pinned == {}
+    said = '[limits]\ncolluders = 2\n[trust]\npeers = "keys/sites"\n[budget]'
+    site = read_site(write("[budget]", said))
+    assert site.policy == Policy(colluders=2)
+    assert list(site.peers().pinned) == ["south"]
+    with site.open() as opened:
+        assert opened.peers.distinct(["north", "south", "west"]) == 2
+    with pytest.raises(BadInput, match=r"trust\.peers.*NAME\.pub"):
+        read_site(write("[budget]", '[trust]\npeers = "nowhere"\n[budget]')).peers()
+    with pytest.raises(BadInput, match=r"limits\.colluders"):
+        read_site(write("[budget]", "[limits]\ncolluders = -1\n[budget]"))
 
 
 def test_keys_are_needed_unless_somebody_says_insecure(write, tmp_path: Path):

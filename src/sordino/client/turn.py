@@ -121,6 +121,30 @@ def answer(
     return gate.release(permit, 0, pieces, bounds, 1)[question.what]
 
 
+def share(
+    work: Work,
+    rows: Rows,
+    start: Release,
+    public: Public,
+    permit: Permit,
+    gate: Gate,
+    question: Question | None = None,
+) -> Release:
+    """One batch's sums as integers on the common lattice, to be masked and added up with others': [1, all parts].
+
+    The gradient and what is asked beside it, or a question with a batch of its own. The client takes no step: what it
+    would step by protects its records only once others' noise is added.
+    """
+    asked = replace(work, also=(question,)) if question is not None else work
+    limits = {} if question is not None else {"gradient": work.clip.bound(public)}
+    limits |= {one.what: one.bound(public) for one in asked.also}
+    bounds = {part: per_row(limit, 1, start.value) for part, limit in limits.items()}
+    params = start.value.expand(1, work.engine.dimension)
+    batch = _singles(asked, rows, 0, params, public, question is not None and question.of_losses)
+    found = gate.release_whole(permit, 0, batch, bounds, work.engine.dimension)
+    return derive("message", lambda *parts: torch.cat(parts, dim=1), *(found[part] for part in limits))
+
+
 def _heard(work: Work, rows: Rows, params: Tensor, public: Public) -> Iterator[Mapping[str, Piece]]:
     """The answers of a batch to a question about losses alone: no gradients are needed."""
     (question,), count = work.also, len(rows.turns)

@@ -118,7 +118,7 @@ class _Glass(Gate):
         """Whether noise is added, as in the run that is looked at."""
         return self._noisy
 
-    def grant(self, turns: Any, terms: Any, request: str) -> Permit:
+    def grant(self, turns: Any, terms: Any, request: str, masks: str = "") -> Permit:
         """A permit that was not paid for."""
         return Permit(list(turns), list(terms))
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from sordino.errors import BadInput
 from sordino.methods.method import Method
 from sordino.methods.training import Population
+from sordino.privacy.common import Common
 from sordino.privacy.gate import Terms
 from sordino.privacy.lattice import SLACK
 from sordino.privacy.trust import Shared, Trust, honest
@@ -241,7 +242,18 @@ def settled(
             slack = 1 + SLACK + 2.0 ** -(FINENESS + 1)
             parts.append(SharedPart(name, widths[name], level, grain, first.share * level * slack / grain))
         releases.append(SharedRelease(tuple(weights.tolist()), tuple(parts)))
-        deviation, _ = _typical([(one.width, one.deviation) for one in parts])
-        told.append([replace(t, shared=replace(first, deviation=deviation)) for t in terms])
+        told.append([tell(t, releases[-1], place, first) for place, t in enumerate(terms)])
         sites = first.sites
     return Sharing(trust, sites, tuple(releases)), told
+
+
+def tell(terms: Terms, release: SharedRelease, place: int, shared: Shared) -> Terms:
+    """One client's terms of a release, told how its noise is shared and which lattice all use.
+
+    ``place``: the client's among the weights. ``shared``: n, c and D; the rest follows from the release.
+    """
+    deviation, width = _typical([(one.width, one.deviation) for one in release.parts])
+    reach = terms.divisor / release.weights[place]
+    noisy = [z > 0 for _, z in terms.parts]  # public clients have none
+    common = tuple(Common(p.grain * reach, p.deviation if own else 0.0) for p, own in zip(release.parts, noisy))
+    return replace(terms, shared=replace(shared, deviation=deviation, width=width), common=common)

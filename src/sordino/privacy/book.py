@@ -126,6 +126,22 @@ class Binding:
     officer: str = ""
 
 
+@dataclass(frozen=True)
+class Split:
+    """How a site's records were parted into training and held-out, once and for ever.
+
+    ``key`` is the secret key of the hash, ``ids``: whether records have ids of their own; where they have none,
+    ``frozen`` is a commitment to the file that their places are in.
+    """
+
+    entry: int
+    time: str
+    share: float
+    key: str
+    ids: bool
+    frozen: str = ""
+
+
 @dataclass
 class Book:
     """The sum of all entries so far. ``terms`` is the last entry that was not a charge or a stored copy.
@@ -141,6 +157,7 @@ class Book:
     blocks: dict[str, OpeningBlock] = field(default_factory=dict)
     orders: dict[str, float] = field(default_factory=dict)
     bindings: list[Binding] = field(default_factory=list)
+    split: Split | None = None
     unprotected: Counter[tuple[str, str, str]] = field(default_factory=Counter)
 
     def account(self, client: str) -> Account:
@@ -259,6 +276,10 @@ def _add(book: Book, e: Entry, body: dict[str, Any]) -> None:
             book.accounts[client] = replace(old, not_private=(*old.not_private, body["reason"]))
         case "bound":
             book.bindings.append(Binding(e.number, e.time, client, **body))
+        case "split":
+            if book.split is not None:
+                raise ValueError("records are parted once")
+            book.split = Split(e.number, e.time, **body)
         case "restated":
             _restate(book, client, Adjacency.parse(body["adjacency"]))
         case "unprotected":

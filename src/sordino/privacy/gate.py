@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from sordino.errors import BadInput, SordinoError
+from sordino.privacy.common import Common, ceiling, within
 from sordino.privacy.generators import Source, Turn
 from sordino.privacy.lattice import Lattice
 from sordino.privacy.ledger import Charge, Ledger
@@ -28,6 +29,8 @@ from sordino.privacy.types import _SEAL, Adjacency, Event, Release, Sampling, jo
 # What a clipping rule may multiply a record by: a tiny gradient times a huge factor would rest on its last bits.
 LARGEST_FACTOR = 1e6
 TINY = 1.2e-38  # the smallest float32 that has all its digits
+ROUNDING = 1e-12  # how far a multiplier may be off that was worked out twice, in float64
+COUNTED = 2.0**-16  # the lattice that noise on counts lies on
 HASHED = 1 << 22  # bytes of a tensor that one thread hashes at a time
 
 log = logging.getLogger("sordino.gate")
@@ -80,7 +83,8 @@ class Terms:
 
     ``parts`` are the quantities released from each batch with their noise multipliers: several parts of one batch are
     ONE event with z_eff = (Σ z⁻²)^(-1/2) (R4). ``divisor`` is the expected batch size q·n (R2). ``shared``: how sites
-    share the noise; z is then what protects the client in the sum of all, of which it adds its own share.
+    share the noise; z is then what protects the client in the sum of all, of which it adds its own share, and
+    ``common`` has the lattice of every part.
     """
 
     sampling: Sampling
@@ -89,6 +93,7 @@ class Terms:
     divisor: float
     adjacency: Adjacency = Adjacency.ZERO_OUT
     shared: Shared | None = None
+    common: tuple[Common, ...] = ()
 
     def __post_init__(self) -> None:
         if not (self.divisor > 0 and math.isfinite(self.divisor)):
@@ -112,6 +117,15 @@ class Terms:
     def own_noise(self, part: str) -> float:
         """What the client itself adds, over the sensitivity: z, or its share of it."""
         return self.noise(part) * (1.0 if self.shared is None else self.shared.share)
+
+    def common_of(self, part: str) -> Common | None:
+        """The common lattice of one part, where sites share noise."""
+        return dict(zip((name for name, _ in self.parts), self.common)).get(part)
+
+    def lattice(self, part: str, bound: float, width: int) -> Lattice:
+        """What exact sums of one part lie on."""
+        common = self.common_of(part)
+        return Lattice(bound, width) if common is None else common.lattice(bound, width)
 
 
 @dataclass
@@ -193,14 +207,18 @@ class Gate:
         """Whether releases are noised and charged. A gate without a ledger is NOT PRIVATE and says so."""
         return self.ledger is not None
 
-    def grant(self, turns: Sequence[Turn], terms: Sequence[Terms], request: str) -> Permit:
-        """Charge these turns in one durable transaction; raises ``BudgetRefused`` before any record is read."""
+    def grant(self, turns: Sequence[Turn], terms: Sequence[Terms], request: str, masks: str = "") -> Permit:
+        """Charge these turns in one durable transaction; raises ``BudgetRefused`` before any record is read.
+
+        ``masks``: the digest of what the release will be masked under, where it is; a second release under it is
+        refused, whatever became of the first.
+        """
         if self.ledger is not None:
             charges = [
-                Charge(turn.client, self.run, f"round {turn.round} copy {turn.copy} {t.what}", t.what, t.count, request)
+                Charge(turn.client, self.run, key_of(turn, t, masks), t.what, t.count, request)
                 for turn, t in zip(turns, terms, strict=True)
             ]
-            self.ledger.charge(charges, replay=self.source.simulated)
+            self.ledger.charge(charges, replay=self.source.simulated, once=bool(masks))
         return Permit(list(turns), list(terms))
 
     def release(
@@ -218,7 +236,7 @@ class Gate:
         for part in bounds:
             permit.use(part, step)
         if isinstance(pieces, OneByOne):
-            lattices = {p: Lattice(float(b), width if p == "gradient" else 1) for p, b in bounds.items()}
+            lattices = _lattices(permit, bounds, width)
             exact = exact_sums(pieces, lattices)
             if self.source.simulated and len(pieces.troubles) >= pieces.count > 0:
                 raise SordinoError(f"not one record of a batch could be computed: {pieces.troubles[0]}")
@@ -234,12 +252,68 @@ class Gate:
                 totals[part] = bound.new_zeros(len(permit.turns), width if part == "gradient" else 1)
         return {part: self._seal(permit, part, step, totals[part], bound) for part, bound in bounds.items()}
 
+    def release_whole(
+        self, permit: Permit, step: int, batch: OneByOne, bounds: Mapping[str, Tensor], width: int
+    ) -> dict[str, Release]:
+        """Release Σ⌊a_j g_j/γ⌉ + ξ on the common lattice as integers, [1, width] each, to be added up with others'.
+
+        ξ is a discrete Gaussian, this client's share of the noise. A release is private once it is masked: its noise
+        protects nobody before it is added to others'.
+
+        Guarantees: with the noise of as many sites as were charged for, every part has at least the multiplier z that
+        was charged; checked here, from the terms, before the batch is read.
+        """
+        terms, turn = permit.terms[0], permit.turns[0]
+        if len(permit.turns) != 1 or terms.shared is None or not self.private:
+            raise SordinoError("integers are released one row at a time, under terms that say how noise is shared")
+        lattices = _lattices(permit, bounds, width)
+        owns = {part: common for part in bounds if (common := terms.common_of(part)) is not None}
+        for part, lattice in lattices.items():
+            permit.use(part, step)
+            worth = owns[part].multiplier(lattice.width, terms.shared.honest, terms.adjacency.sensitivity)
+            if not worth >= terms.noise(part) * (1 - ROUNDING):
+                raise SordinoError(f"{part!r} would have noise {worth:.6g}, and {terms.noise(part):.6g} was charged")
+        units, found = exact_units(batch, lattices), {}
+        for part, lattice in lattices.items():
+            whole = within(units[part], ceiling(lattice, terms.divisor)).to(torch.int64)
+            if owns[part].deviation:
+                name = f"{permit.what}/{part}"
+                whole += self.source.discrete(turn, name, step, lattice.width, owns[part].deviation)
+            found[part] = Release(whole, part, True, _SEAL)
+        return found
+
+    def count(self, permit: Permit, step: int, tables: Mapping[str, tuple[Tensor, int]]) -> dict[str, Release]:
+        """Release how many records fall into every cell of some tables, with noise: [rows of the table] a part.
+
+        Parameters
+        ----------
+        tables: for each part the cells of every record, [records, f], from 0 to width − 1, and width. A record is in
+            one cell of each of f questions; a cell outside adds nothing (a null record, say).
+
+        Guarantees: a record moves a part by at most √f (√(2f) if it is exchanged, charged as 2√f); noise is exact, on
+        multiples of 2⁻¹⁶, z times that. It is not divided: counts are what is asked.
+        """
+        if len(permit.turns) != 1:
+            raise SordinoError("records are counted for one client at a time")
+        terms, found = permit.terms[0], {}
+        for part, (cells, width) in tables.items():
+            permit.use(part, step)
+            inside = (cells >= 0) & (cells < width)
+            total = torch.bincount(cells[inside].reshape(-1), minlength=width).double()
+            if self.private:
+                far = terms.noise(part) * terms.adjacency.sensitivity * math.sqrt(cells.shape[1])
+                name = f"{permit.what}/{part}"
+                total += COUNTED * self.source.rounded(permit.turns[0], name, step, width, far / COUNTED)
+            found[part] = Release(total, part, self.private, _SEAL)
+        return found
+
     def _seal(
         self, permit: Permit, part: str, step: int, total: Tensor, bound: Tensor, lattice: Lattice | None = None
     ) -> Release:
         """Noise, division, seal. With a ``lattice``, ``total`` (S̃) lies on it and so does the noise.
 
-        The value is then γ(S̃ + ξ)/divisor, ξ = ⌊N(0, (z·Δ/γ)²)⌉ on the integers: z times the Δ that was charged.
+        The value is then γ(S̃ + ξ)/divisor, ξ = ⌊N(0, (z·Δ/γ)²)⌉ on the integers: z times the Δ that was charged. Where
+        noise is shared, ξ is the client's own discrete share of it.
         """
         name = f"{permit.what}/{part}"  # two events of a turn may release parts of one name
         if lattice is None:
@@ -248,8 +322,11 @@ class Gate:
                 self.source.normal(permit.turns, name, step, total, spread * bound)
             return Release(total.mul_(inverse[:, None]), part, self.private, _SEAL)
         terms = permit.terms[0]
-        units = total / lattice.step
-        if self.private:
+        units, common = total / lattice.step, terms.common_of(part)
+        if self.private and common is not None:
+            if common.deviation:
+                units += self.source.discrete(permit.turns[0], name, step, lattice.width, common.deviation)
+        elif self.private:
             deviation = terms.noise(part) * terms.adjacency.sensitivity * lattice.sensitivity / lattice.step
             lattice.check_room(0, deviation)
             noise = self.source.rounded(permit.turns[0], name, step, lattice.width, deviation)
@@ -258,8 +335,26 @@ class Gate:
         return Release(value, part, self.private, _SEAL)
 
 
+def key_of(turn: Turn, terms: Terms, masks: str = "") -> str:
+    """What a charge is called in the ledger: a draw, or the one release that these masks are for."""
+    if masks:
+        return f"round {turn.round} attempt {turn.copy} {terms.what} masks {masks}"
+    return f"round {turn.round} copy {turn.copy} {terms.what}"
+
+
+def _lattices(permit: Permit, bounds: Mapping[str, Tensor], width: int) -> dict[str, Lattice]:
+    """What the sums of every part of a row lie on."""
+    terms = permit.terms[0]
+    return {p: terms.lattice(p, float(b), width if p == "gradient" else 1) for p, b in bounds.items()}
+
+
 def exact_sums(batch: OneByOne, lattices: Mapping[str, Lattice]) -> dict[str, Tensor]:
-    """The sum of every record's clipped and rounded terms, [1, width] in float64, exactly; on all threads.
+    """The sum of every record's clipped and rounded terms, [1, width] in float64; exact where steps are powers of 2."""
+    return {part: units * lattices[part].step for part, units in exact_units(batch, lattices).items()}
+
+
+def exact_units(batch: OneByOne, lattices: Mapping[str, Lattice]) -> dict[str, Tensor]:
+    """The sum of every record's clipped and rounded terms in steps, [1, width] in float64, exactly; on all threads.
 
     Guarantees: a record moves each sum by at most its lattice's ``sensitivity``, and by nothing but its own term.
     """
@@ -271,7 +366,7 @@ def exact_sums(batch: OneByOne, lattices: Mapping[str, Lattice]) -> dict[str, Te
     shares = side_by_side(lambda first: _share(batch, lattices, blocks[first::threads]), range(threads))
     if batch.troubles:
         log.warning("%d of %d records raised an error and added nothing", len(batch.troubles), batch.count)
-    return {p: sum((one[p] for one in shares[1:]), shares[0][p])[None] * lattices[p].step for p in lattices}
+    return {p: sum((one[p] for one in shares[1:]), shares[0][p])[None] for p in lattices}
 
 
 def _share(batch: OneByOne, lattices: Mapping[str, Lattice], blocks: Iterable[Sequence[int]]) -> dict[str, Tensor]:

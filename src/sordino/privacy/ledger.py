@@ -16,6 +16,7 @@ from dataclasses import replace
 from sordino.errors import BadInput
 from sordino.privacy import accounting
 from sordino.privacy.book import Account, Book, Charge, LedgerPlan, check_names, number, plan_body
+from sordino.privacy.held import HELD, check_share
 from sordino.privacy.ledger_file import FIELDS, check_payload
 from sordino.privacy.ledger_format import Entry
 from sordino.privacy.planning import COMPOSITIONS, caps, check_repeated, check_room, filter_order, payable, planned
@@ -91,7 +92,7 @@ class Ledger(Reading):
                 else:
                     check_promised(budget.adjacency)
                     bound = self._file.book.bindings
-                    if bound and not simulated and client != bound[-1].account:
+                    if bound and not simulated and client.removesuffix(HELD) != bound[-1].account:
                         raise BadInput(
                             f"this ledger belongs to site {bound[-1].site!r} and has one account: {client!r} needs a "
                             "ledger of its own"
@@ -138,11 +139,13 @@ class Ledger(Reading):
                         draft.add("plan", body, client=plan.client, run=plan.run)
             return turns
 
-    def charge(self, charges: Sequence[Charge], replay: bool = False) -> list[Entry]:
+    def charge(self, charges: Sequence[Charge], replay: bool = False, once: bool = False) -> list[Entry]:
         """Charge all rows in one durable transaction, before anything is read or drawn; returns how each is recorded.
 
         A key that was charged before is charged again as a new attempt (R11). With ``replay``, for simulated accounts
         only, the same key and request is the same draw and is not charged again; another request under it is an error.
+        With ``once``, a key that was ever charged in this run is refused: what it names can be used a single time
+        (masks that hide one payload would show the difference of two).
 
         Guarantees: raises ``BudgetRefused`` before anything is written if any row exceeds its plan's cap, rows of the
         same call included. Charges are held against plans by count: no accountant runs here.
@@ -160,6 +163,11 @@ class Ledger(Reading):
                     check_repeated(one, earlier)
                     recorded.append(earlier)
                     continue
+                if once and earlier is not None:
+                    raise BadInput(
+                        f"{one.key!r} was charged in entry {earlier.number}, and is used once: repeat the round as a "
+                        "new attempt"
+                    )
                 place = (one.client, one.run, one.what)
                 total = totals.get(place, standing.used.get(one.what, 0)) + int(one.count)
                 check_room(self._file.book, one, standing, total)
@@ -325,12 +333,58 @@ class Ledger(Reading):
             )
         return last.account
 
+    def split(self, share: float, commit: Commit | None) -> bytes:
+        """Part this site's records into training and held-out, or find them parted so; returns the hash's secret key.
+
+        ``commit``: a hash of the file under a secret salt, where records have no ids and are known by their places in
+        it; None where they have ids.
+
+        Guarantees: a record never goes from one part to the other: another share, another file, ids where there were
+        none or none where there were some are refused.
+        """
+        check_share(share, "held_out")
+        ids = commit is None
+        if self._book().split is None:
+            trained = [client for client in _deployed(self._book()) if client in self._book().blocks]
+            if trained:
+                raise BadInput(
+                    f"{self.path} has charged all records of {trained[0]!r} for training: none can be held out any "
+                    "more; leave held_out away, or hold records out from a new ledger's first run on"
+                )
+            key = secrets.token_bytes(32)
+            frozen = "" if commit is None else commit(key)
+            with self._file.transaction() as draft:
+                if self._file.book.split is None:  # another process may have been first
+                    draft.add("split", {"share": share, "key": key.hex(), "ids": ids, "frozen": frozen})
+                    return key
+        known = self._book().split
+        assert known is not None
+        key = bytes.fromhex(known.key)
+        if known.share != share or known.ids != ids:
+            told = f"a share of {known.share:g}, by {'their ids' if known.ids else 'their places in a file'}"
+            raise BadInput(
+                f"{self.path} has parted these records before: {told}; a record is in one part for ever, so leave it so"
+            )
+        if commit is not None and commit(key) != known.frozen:
+            raise BadInput(
+                f"{self.path} knows held-out records by their places in a file, and the file is another one now: a "
+                "record would go from one part to the other; put the old file back, or give records ids (data.id) and "
+                "begin a new ledger"
+            )
+        return key
+
     def rebind(self, site: str, commit: Commit, reason: str, officer: str) -> str:
         """Move this ledger, with all that was spent, to another site name or other records; recorded for ever.
 
         The account that goes along is the bound one, else the only one, else the site's own of several.
         """
         check_names(site=site, reason=reason, officer=officer)
+        known_split = self._book().split
+        if known_split is not None and not known_split.ids:
+            raise BadInput(
+                f"{self.path} knows held-out records by their places in one file, which may not change: a record would "
+                "go from training to held-out or back; records with ids (data.id) can be bound anew"
+            )
         salt = secrets.token_bytes(32)
         body = {"site": site, "commitment": commit(salt), "salt": salt.hex(), "reason": reason, "officer": officer}
         with self._file.transaction() as draft:
@@ -352,7 +406,8 @@ def _terms(book: Book, plans: Sequence[LedgerPlan]) -> tuple[int, list[bool]]:
 
 
 def _deployed(book: Book) -> list[str]:
-    return [account.client for account in book.accounts.values() if not account.simulated]
+    own = [account.client for account in book.accounts.values() if not account.simulated]
+    return [client for client in own if not client.endswith(HELD)]
 
 
 def _restated(account: Account, budget: Budget) -> bool:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
 from sordino.errors import BadInput, BudgetRefused
 from sordino.privacy import accounting, planning
 from sordino.privacy.accounting import filters
-from sordino.privacy.book import Account, Binding, Book, Standing
+from sordino.privacy.book import Account, Binding, Book, Split, Standing
 from sordino.privacy.ledger_file import LedgerFile
-from sordino.privacy.trust import EVERYBODY, words
+from sordino.privacy.trust import Against
 from sordino.privacy.types import Adjacency, Event
 
 
@@ -78,6 +78,10 @@ class Reading:
         """Whose ledger this is and was, the last one last; none for simulations and where no site ever used it."""
         return list(self._book().bindings)
 
+    def parted(self) -> Split | None:
+        """How this site's records were parted into training and held-out; None where they were not."""
+        return self._book().split
+
     def unprotected(self, client: str, run: str, what: str) -> int:
         """How often the client released ``what`` without noise in a run."""
         return self._book().unprotected[client, run, what]
@@ -116,46 +120,66 @@ class Reading:
         """
         book = self._book()
         names = list(book.accounts) if clients is None else list(clients)
-        groups: dict[str, list[str]] = {}
-        for client in names:
-            groups.setdefault(book.account(client).accountant, []).append(client)
-        result = dict.fromkeys(names, 0.0)
-        for accountant, members in groups.items():
-            deltas = [book.accounts[client].budget.delta for client in members]
-            costs = accounting.composed_epsilon([book.spent(c, run) for c in members], deltas, accountant)
-            result.update({client: float(cost) for client, cost in zip(members, costs)})
-        for client in names if run is None else ():
-            if planning.rests_on_filter(book, client):
-                order, delta = planning.order_of(book, client), book.accounts[client].budget.delta
-                result[client] = max(result[client], filters.odometer(book.spent(client), order, delta))
-        return result
+        return self._costs({client: book.spent(client, run) for client in names}, metered=run is None)
+
+    def epsilon_against(self, colluders: int | None, clients: Sequence[str] | None = None) -> dict[str, float]:
+        """ε of what was charged if so many other sites conspired with the server; None: all of them did.
+
+        Noise of a client's own does not depend on it. Shared noise does: z·√(h(colluders)/h(c)), its own share alone at
+        worst (``Event.against``, ``Event.alone``).
+        """
+        book = self._book()
+        names = list(book.accounts) if clients is None else list(clients)
+        changed = {
+            client: [e.alone() if colluders is None else e.against(colluders) for e in book.spent(client)]
+            for client in names
+        }
+        return self._costs(changed)
 
     def own_epsilon(self, clients: Sequence[str] | None = None) -> dict[str, float]:
         """ε of what was charged if everybody else conspired with the server: each site's own share of noise alone.
 
         Equal to ``epsilon`` where nothing was shared.
         """
-        book = self._book()
-        found = self.epsilon(clients)
-        shared = [client for client in found if any(e.shared is not None for e in book.spent(client))]
-        if shared:
-            events = [[event.alone() for event in book.spent(client)] for client in shared]
-            costs = accounting.composed_epsilon(events, [book.accounts[client].budget.delta for client in shared])
-            found.update({client: max(found[client], float(cost)) for client, cost in zip(shared, costs)})
-            for client, alone in zip(shared, events):
-                if planning.rests_on_filter(book, client):  # plans chosen after releases: the accountant does not hold
-                    order, delta = planning.order_of(book, client), book.accounts[client].budget.delta
-                    found[client] = max(found[client], filters.odometer(alone, order, delta))
-        return found
+        book, found = self._book(), self.epsilon(clients)
+        shared = [client for client in found if any(event.shared is not None for event in book.spent(client))]
+        costs = self.epsilon_against(None, shared)
+        return found | {client: max(found[client], cost) for client, cost in costs.items()}
+
+    def epsilon_by_trust(self, client: str) -> tuple[float, float]:
+        """(ε of the releases with noise of the client's own, ε of those with shared noise): each kind as if alone.
+
+        The first holds against everybody, the second against whom ``trust`` says. Both kinds together cost ``epsilon``.
+        """
+        kinds: tuple[list[Event], list[Event]] = ([], [])
+        for event in self._book_with(client).spent(client):
+            kinds[event.shared is not None].append(event)
+        own, shared = (self._costs({client: kind})[client] for kind in kinds)
+        return own, shared
+
+    def _costs(self, events: Mapping[str, Sequence[Event]], metered: bool = True) -> dict[str, float]:
+        """ε of such events by each client's own accountant; at least what its filter's meter shows."""
+        book, result = self._book(), dict.fromkeys(events, 0.0)
+        groups: dict[str, list[str]] = {}
+        for client in events:
+            groups.setdefault(book.account(client).accountant, []).append(client)
+        for accountant, members in groups.items():
+            deltas = [book.accounts[client].budget.delta for client in members]
+            costs = accounting.composed_epsilon([list(events[c]) for c in members], deltas, accountant)
+            result.update({client: float(cost) for client, cost in zip(members, costs)})
+        for client in events if metered else ():
+            if planning.rests_on_filter(book, client):
+                order, delta = planning.order_of(book, client), book.accounts[client].budget.delta
+                result[client] = max(result[client], filters.odometer(list(events[client]), order, delta))
+        return result
+
+    def against(self, client: str) -> Against:
+        """Whom the client's figures hold against: of all its runs, the fewest that may conspire."""
+        return Against.weakest(event.shared for event in self._book_with(client).spent(client))
 
     def trust(self, client: str) -> str:
-        """Whom the client's figures hold against, in words: of all its runs, the fewest that may conspire."""
-        shared = [event.shared for event in self._book_with(client).spent(client) if event.shared is not None]
-        if not shared:
-            return EVERYBODY
-        weakest = min(shared, key=lambda one: (one.colluders - one.sites, one.colluders))
-        fewest = min(one.colluders for one in shared)
-        return words(weakest.sites, fewest)
+        """The same in words."""
+        return self.against(client).words()
 
     def composition(self, client: str) -> str:
         """What the client's figures rest on: declared in advance, or a filter and its order."""

@@ -8,6 +8,7 @@ from typing import Any
 from sordino.privacy import accounting
 from sordino.privacy.book import Binding, Standing, TopUp, number
 from sordino.privacy.ledger import Ledger
+from sordino.privacy.trust import EVERYBODY, Shared, spelt
 from sordino.privacy.types import Adjacency, Scheme
 
 UNIT = "one record of this client"
@@ -33,6 +34,18 @@ NOT_COVERED = (
     "metrics that an observer computes on records in a simulation (client accuracy, Ψ)",
     "public facts, by declaration: number of records, budget, batch size, noise multipliers, who takes part",
 )
+SHARED_NOT_COVERED = (
+    "shared noise holds while no more sites conspire with the server than it says, in all runs together: beyond that "
+    "the figures under 'If other sites conspire' hold",
+    "shared noise rests on masks that hide every single message: they are as strong as the ciphers they are made of, "
+    "where noise of this client's own rests on nothing but chance",
+    "a person with records at several sites that share noise: what the records change adds up in the one sum, so the "
+    "noise over that change is 1/z = 1/z_1 + 1/z_2 + …, which is less than each site's z says",
+    "the model itself: nobody sees a single update, so one site can spoil it unseen",
+)
+"""What shared noise does not cover, for the statements of clients that took part in it."""
+SHOWN = 8
+"""Numbers of colluders that a statement lists at most."""
 
 
 def statement(ledger: Ledger, client: str) -> dict[str, Any]:
@@ -48,15 +61,50 @@ def export(ledger: Ledger, clients: list[str] | None = None) -> dict[str, Any]:
     """The statements of all clients (or of these) and the chain's head, ready for JSON."""
     names = [account.client for account in ledger.accounts()] if clients is None else clients
     entries, head = ledger.head
-    costs = ledger.epsilon(names)
+    costs, together = ledger.epsilon(names), _together(ledger, names)
     return {
         "schema": 1,
         "ledger": {"file": ledger.path.name, "entries": entries, "head": head},
-        "statements": [_statement(ledger, client, costs[client]) for client in names],
+        "statements": [_statement(ledger, client, costs[client], together.get(client)) for client in names],
     }
 
 
-def _statement(ledger: Ledger, client: str, nominal: float) -> dict[str, Any]:
+def _together(ledger: Ledger, names: list[str]) -> dict[str, dict[str, Any]]:
+    """By client that ever shared noise: the two kinds of promise apart, and what other numbers of colluders leave."""
+    sites = {name: _most_sites(ledger, name) for name in names}
+    sharing = [name for name in names if sites[name] > 1]
+    if not sharing:
+        return {}
+    own = ledger.own_epsilon(sharing)
+    against = {count: ledger.epsilon_against(count, sharing) for count in _counts(ledger, sharing)}
+    found = {}
+    for name in sharing:
+        alone, shared = ledger.epsilon_by_trust(name)
+        counts = [count for count in against if count < sites[name] - 1]
+        found[name] = {
+            "colluders": ledger.against(name).colluders,
+            "own_noise_epsilon": alone,
+            "shared_noise_epsilon": shared,
+            "own_epsilon": own[name],
+            "against": [{"colluders": count, "epsilon": number(against[count][name])} for count in counts],
+        }
+    return found
+
+
+def _most_sites(ledger: Ledger, client: str) -> int:
+    """The most sites that any sum with the client's noise had; 0 where it always added all of its own."""
+    return max((e.shared.sites for e in ledger.spent(client) if e.shared is not None), default=0)
+
+
+def _counts(ledger: Ledger, names: list[str]) -> list[int]:
+    """Numbers of colluders to show: every one where they are few, else evenly many, with those that were promised."""
+    most = max(_most_sites(ledger, name) for name in names) - 1
+    promised = {ledger.against(name).colluders or 0 for name in names}
+    step = math.ceil(most / SHOWN)
+    return sorted({*range(0, most, step), most - 1, *(count for count in promised if count < most)})
+
+
+def _statement(ledger: Ledger, client: str, nominal: float, together: dict[str, Any] | None) -> dict[str, Any]:
     account, standings = ledger.account(client), ledger.standings(client)
     budget, private = account.budget, not account.not_private
     spent = nominal if private else math.inf
@@ -64,6 +112,10 @@ def _statement(ledger: Ledger, client: str, nominal: float) -> dict[str, Any]:
     labels = [accounting.label(account.accountant, scheme) for scheme in schemes or [str(Scheme.POISSON)]]
     bindings = [] if account.simulated else ledger.bindings()
     covered = FILTER if ledger.rests_on_filter(client) else DECLARED
+    if together is not None:
+        figures = ("own_noise_epsilon", "shared_noise_epsilon", "own_epsilon")
+        together = {**together, **{key: number(together[key] if private else math.inf) for key in figures}}
+        together["against"] = together["against"] if private else []
     return {
         "client": client,
         "unit": UNIT,
@@ -76,6 +128,8 @@ def _statement(ledger: Ledger, client: str, nominal: float) -> dict[str, Any]:
         "nominal_epsilon": number(nominal),
         "left_epsilon": number(budget.epsilon if budget.is_public else max(0.0, budget.epsilon - spent)),
         "replace_one_epsilon": number(ledger.replace_one_epsilon(client) if private else math.inf),
+        "trust": ledger.trust(client),
+        "shared_noise": together,
         "composition": ledger.composition(client),
         "composition_in_words": OVERDRAWN if ledger.overdrawn(client) else covered,
         "accountant": account.accountant,
@@ -90,7 +144,7 @@ def _statement(ledger: Ledger, client: str, nominal: float) -> dict[str, Any]:
         "top_ups": [_told(one, "time", "epsilon", "reason", "officer") for one in account.top_ups],
         "bindings": [_told(one, "time", "site", "commitment", "reason", "officer") for one in bindings],
         "since": account.since,
-        "not_covered": list(NOT_COVERED),
+        "not_covered": [*NOT_COVERED, *(() if together is None else SHARED_NOT_COVERED)],
     }
 
 
@@ -107,9 +161,15 @@ def _releases(standing: Standing) -> list[dict[str, Any]]:
             "rate": e.sampling.rate,
             "noise": number(e.noise),
             "count": e.count,
+            **({} if e.shared is None else {"shared": _sharing(e.shared)}),
         }
         for e in standing.events(standing.used)
     ]
+
+
+def _sharing(shared: Shared) -> dict[str, Any]:
+    told = {"sites": shared.sites, "colluders": shared.colluders, "dropouts": shared.dropouts}
+    return {**told, "trust": shared.words()}
 
 
 def _open_plan(standing: Standing) -> dict[str, Any]:
@@ -129,7 +189,7 @@ def statement_text(told: dict[str, Any]) -> str:
         lines += ["", "NOT PRIVATE: " + "; ".join(told["not_private"])]
     if told["simulated"]:
         lines += ["", f"This is a {SIMULATION}. It protects nobody; it shows what a deployment would spend."]
-    lines += ["", *figures_in_words(told), "", "Released so far:"]
+    lines += ["", *figures_in_words(told), *_together_in_words(told), "", "Released so far:"]
     lines += [f"  run {r['run']}: {release_in_words(r)}" for r in told["releases"]] or ["  nothing"]
     sections = {
         "Planned and still open:": [_plan_in_words(plan) for plan in told["open_plans"]],
@@ -164,9 +224,32 @@ def figures_in_words(told: dict[str, Any]) -> list[str]:
         f"Composition:     {told['composition']}: {told['composition_in_words']}",
         f"Budget:          {budget}, delta {told['delta']:.6g}",
         f"Spent:           epsilon {epsilon_in_words(spent)}{secret}",
+        f"  that holds {told['trust']}",
         f"  the same under replace-one: {exchange}",
         f"Left:            {'no limit' if left is None else f'epsilon {math.floor(left * 1e4) / 1e4:.6g}'}",
     ]
+
+
+def _together_in_words(told: dict[str, Any]) -> list[str]:
+    """The two kinds of promise side by side, and what is left of them if more or fewer sites conspire."""
+    kinds = told["shared_noise"]
+    if kinds is None:
+        return []
+    own = kinds["own_noise_epsilon"]
+    lines = [
+        "",
+        "Two kinds of promise:",
+        f"  noise of its own:  {'nothing released' if own == 0 else f'epsilon {epsilon_in_words(own)}'}, {EVERYBODY}",
+        f"  noise shared:      epsilon {epsilon_in_words(kinds['shared_noise_epsilon'])}, {told['trust']}",
+        f"  both together:     epsilon {epsilon_in_words(told['spent_epsilon'])}, {told['trust']}",
+        "",
+        "If other sites conspire with the server:",
+    ]
+    for one in kinds["against"]:
+        who = spelt(one["colluders"]) if one["colluders"] else "none of them"
+        planned = "  (as promised)" if one["colluders"] == kinds["colluders"] else ""
+        lines.append(f"  {who:<18} epsilon {epsilon_in_words(one['epsilon'])}{planned}")
+    return [*lines, f"  {'all of them':<18} epsilon {epsilon_in_words(kinds['own_epsilon'])}"]
 
 
 def epsilon_in_words(value: float | None) -> str:
@@ -188,6 +271,8 @@ def release_in_words(release: dict[str, Any]) -> str:
     }[Scheme(release["sampling"])]
     z = release["noise"]
     noise = "without noise" if z == 0 else f"noise {'infinite' if z is None else f'{z:.6g}'} times the sensitivity"
+    if "shared" in release:
+        noise += f" (shared by {release['shared']['sites']} sites, {release['shared']['trust']})"
     return f"{release['what']}, {release['count']} times, {drawn}, {noise}"
 
 

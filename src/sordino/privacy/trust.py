@@ -9,7 +9,7 @@ left for sure, and each site adds noise of deviation z/√h where noise per site
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,7 +105,47 @@ class Shared:
 
     def words(self) -> str:
         """Whom the promise holds against: "against the server and any two of the nine other sites"."""
-        return words(self.sites, self.colluders)
+        return Against.weakest([self]).words()
+
+
+@dataclass(frozen=True)
+class Against:
+    """Whom a figure holds against: the server, and any ``colluders`` of the ``others`` together.
+
+    ``colluders`` is None where it holds against everybody, ``others`` where it is not the same number in all runs.
+    """
+
+    colluders: int | None = None
+    others: int | None = None
+
+    @classmethod
+    def weakest(cls, releases: Iterable[Shared | None]) -> Against:
+        """What the promises of several releases together hold against: the fewest colluders of any of them.
+
+        z against c sites is at least as large against fewer, so the ε composed of all releases, each at its own c,
+        holds for c* = min c. A release that nobody else's noise protects (None, or h = 1) holds against everybody.
+        """
+        shared = [one for one in releases if one is not None and one.honest > 1]
+        if not shared:
+            return cls()
+        sites = {one.sites for one in shared}
+        return cls(min(one.colluders for one in shared), sites.pop() - 1 if len(sites) == 1 else None)
+
+    def and_also(self, other: Against) -> Against:
+        """Whom two figures together hold against: the fewer colluders of both."""
+        if self.colluders is None or other.colluders is None:
+            return other if self.colluders is None else self
+        return Against(min(self.colluders, other.colluders), self.others if self.others == other.others else None)
+
+    def words(self) -> str:
+        """As a part of a sentence that begins with "against"."""
+        if self.colluders is None:
+            return EVERYBODY
+        if self.others is not None:
+            return words(self.others + 1, self.colluders)
+        if self.colluders == 0:
+            return "against the server, while no other site conspires with it"
+        return f"against the server and any {spelt(self.colluders)} other site{'s' if self.colluders > 1 else ''}"
 
 
 def honest(sites: int, colluders: int, dropouts: int = 0) -> int:

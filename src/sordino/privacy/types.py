@@ -175,6 +175,13 @@ class Event:
         """The same release, ``count`` times."""
         return replace(self, count=count)
 
+    def against(self, colluders: int) -> Event:
+        """The release as if so many other sites conspired with the server: z times √(h(colluders)/h(c))."""
+        if self.shared is None:
+            return self
+        told = replace(self.shared, colluders=colluders)
+        return replace(self, noise=self.noise * self.shared.factor(colluders), shared=told)
+
     def alone(self) -> Event:
         """The release as if everybody else conspired with the server: the site's own share of the noise is left."""
         if self.shared is None:

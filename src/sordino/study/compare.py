@@ -14,6 +14,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from sordino.errors import BadInput, BudgetRefused, Diverged
+from sordino.study.against import named, trust_lines
 from sordino.study.file import Study
 from sordino.study.folder import check_kind, check_same
 from sordino.study.many import Point, Studies, Watch, shown_by
@@ -93,7 +94,7 @@ def summary(results: list[dict[str, Any]], labels: Sequence[str] | None = None) 
     ``labels``, one per result, group them by something other than the method.
     """
     rows = []
-    told = labels or [r["method"] for r in results]
+    told = labels or [named(r) for r in results]
     for name in dict.fromkeys(told):
         runs = [r for r, label in zip(results, told) if label == name]
         row: dict[str, Any] = {"method": name, "runs": len(runs), "private": runs[0]["private"]}
@@ -119,6 +120,9 @@ def comparison_table(results: list[dict[str, Any]], labels: Sequence[str] | None
     runs = max((row["runs"] for row in rows), default=1)
     title = f"mean ± deviation over {runs} seeds" if runs > 1 else "final figures"
     table = Table(title=title, header_style="bold", box=SIMPLE_HEAD)
+    told = trust_lines(results, labels)
+    if told:
+        table.caption, table.caption_justify = "\n".join(told), "left"
     for column in ("method", "accuracy", "worst", "loss", "Ψ", "budget", "s"):
         name = column == "method"
         table.add_column(column, justify="left" if name else "right", no_wrap=not name or labels is None)

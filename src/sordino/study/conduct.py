@@ -22,11 +22,13 @@ import torch
 from sordino.engine import rounds
 from sordino.engine.checkpoint import Checkpoint, write_atomic
 from sordino.engine.federation.coordinator import Coordinator, check_deployable
+from sordino.engine.federation.descriptor import Charter, charter_of
 from sordino.engine.federation.exchange import Transport, agree, enrol, farewell
 from sordino.engine.federation.inbox import Inbox
+from sordino.engine.federation.shared_rounds import SharedRounds
 from sordino.errors import BadInput, BudgetRefused, SordinoError
 from sordino.methods import Plan, adapt
-from sordino.study.deploy import Served, judge_of, prepare
+from sordino.study.deploy import USUAL, Served, judge_of, prepare
 from sordino.study.deployed import result_of
 from sordino.study.file import Study, make_study
 from sordino.study.folder import Folder, check_kind, planned
@@ -59,7 +61,10 @@ def set_up(folder: Path, study: Study, resume: bool, keys: Path | None = None) -
     else:
         check_kind(folder, "deployed run")
         check_deployable(study.chosen_method())
-        judge_of(prepare(study, ""))
+        ready = prepare(study, "")
+        judge_of(ready)
+        if study.trust.chosen().shared:  # whether the method can share noise does not depend on who comes
+            ready.plan({name: {**USUAL, "adjacency": study.budgets.adjacency} for name in study.deployment.sites})
         folder.mkdir(parents=True, exist_ok=True)
         kept = {"study": table, "run": uuid.uuid4().hex}
     write_atomic(file, json.dumps({**kept, **where}, indent=1).encode())
@@ -86,8 +91,11 @@ def _conduct(folder: Path, transport: Transport) -> dict[str, Any]:
     plan = ready.plan(facts, before and before.noises)
     ready = ready.agreed(plan)
     kept = Folder.open(folder, ready.about(facts, plan), plan, study.study.seed, True, deployed=run)
+    charter = None
+    if plan.sharing is not None:
+        charter = charter_of(plan, ready.brief, {name: one["key"] for name, one in facts.items()})
     try:
-        agreed = _settled(folder / "agreed.json", lambda: _agree(folder, ready, plan, transport))
+        agreed = _settled(folder / "agreed.json", lambda: _agree(folder, ready, plan, transport, charter))
     except SordinoError:  # nobody takes part: what was declared for this run is free again
         farewell(transport, run, list(facts), min(BYE, where.timeout))
         raise
@@ -95,7 +103,8 @@ def _conduct(folder: Path, transport: Transport) -> dict[str, Any]:
     plan = adapt(plan, payable, len(ready.start), study.study.seed)
     state = kept.checkpoint(torch.device("cpu")) or Checkpoint(0, ready.start, ready.shown)
     course, inbox, notice = rounds.Course(plan, ready.layout), Inbox(folder / "inbox"), partial(_notice, folder)
-    coordinator = Coordinator(course, ready.brief, transport, inbox, payable, where.timeout, where.least, notice)
+    parts = (course, ready.brief, transport, inbox, payable, where.timeout, where.least, notice)
+    coordinator = Coordinator(*parts) if charter is None else SharedRounds(*parts, charter=charter)
     judge, began = judge_of(ready), time.monotonic()
     for now in coordinator.run(state):
         now.seconds, began = now.seconds + time.monotonic() - began, time.monotonic()
@@ -145,10 +154,10 @@ def _enrol(folder: Path, ready: Served, transport: Transport) -> dict[str, Any]:
     return {"sites": facts, "refused": refused}
 
 
-def _agree(folder: Path, ready: Served, plan: Plan, transport: Transport) -> dict[str, Any]:
+def _agree(folder: Path, ready: Served, plan: Plan, transport: Transport, charter: Charter | None) -> dict[str, Any]:
     """How many turns every site can pay, and why some refused."""
     _notice(folder, {"round": 0, "phase": "offer", "asked": [c.name for c in plan.clients]})
-    payable, refused = agree(transport, ready.brief, plan, ready.study.deployment.timeout)
+    payable, refused = agree(transport, ready.brief, plan, ready.study.deployment.timeout, charter)
     dry = [name for name, turns in payable.items() if turns == 0 and name not in refused]
     for name, why in refused.items():
         log.warning("%s refused: %s", name, why)

@@ -110,6 +110,7 @@ class Served:
             "training": {k: v for k, v in dataclasses.asdict(plan.training).items() if k != "augment" or v},
         }
         about |= {"auto": plan.why} if plan.why else {}
+        about |= {"trust": self.brief["trust"]} if "trust" in self.brief else {}
         plain: dict[str, Any] = json.loads(to_json(about))
         return plain
 
@@ -152,6 +153,9 @@ def prepare(study: Study, run: str) -> Served:
         "adjacency": study.budgets.adjacency,
         **({"features": described(template)} if "features" in options else {}),
     }
+    trust = study.trust.chosen()
+    if trust.shared:
+        brief["trust"] = dataclasses.asdict(trust)
     if study.training.augment is not None:
         augment = Augment.parse(study.training.augment)
         augment.check(shape)

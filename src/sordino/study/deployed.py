@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from typing import Any
 
 from sordino.engine import rounds
 from sordino.engine.checkpoint import Checkpoint
 from sordino.methods import Plan
+from sordino.methods.plan import ClientPlan
 from sordino.privacy.accounting import composed_epsilon, replace_one_epsilon
+from sordino.privacy.trust import Against
 from sordino.study.folder import Folder
 from sordino.study.result import complete
 
@@ -17,6 +20,7 @@ _SPENT = {
     "spent_epsilon": float,
     "run_epsilon": float,
     "replace_one_epsilon": float,
+    "own_epsilon": float,
     "releases": list,
     "not_private": list,
 }
@@ -50,10 +54,15 @@ def result_of(
 
 
 def privacy_of(plan: Plan, state: Checkpoint, spent: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    """Per site what it says it spent; where it said nothing, what the answers that came must have cost at least."""
+    """Per site what it says it spent; where it said nothing, what the answers that came must have cost at least.
+
+    ``trust`` is never more than the run's own plan promises, whatever a site says.
+    """
     taken = rounds.turns_taken(plan, state.history)
+    repeated = sum((Counter(record.get("unopened", {})) for record in state.history), Counter[str]())
     found = []
-    for c, turns in zip(plan.clients, taken.tolist()):
+    for c, opened in zip(plan.clients, taken.tolist()):
+        turns = opened + repeated[c.name]  # a sum that was not opened was paid for all the same
         private = plan.method.private
         row: dict[str, Any] = {
             "client": c.name,
@@ -68,14 +77,22 @@ def privacy_of(plan: Plan, state: Checkpoint, spent: dict[str, dict[str, Any]]) 
             row |= dict.fromkeys(("spent_epsilon", "run_epsilon", "replace_one_epsilon"), math.inf) | {"releases": []}
         elif all(isinstance(said.get(key), kind) for key, kind in _SPENT.items()):
             row |= {key: said[key] for key in _SPENT} | {"told_by": "site"}
+            row["trust"] = _against(c).and_also(said["against"]).words()
             row["composition"] = str(said.get("composition", "not said"))
         else:
             events = [e for e in c.total(turns) if e.count]
             cost = float(composed_epsilon([events], [c.budget.delta])[0])
             row |= {"spent_epsilon": cost, "run_epsilon": cost, "told_by": "server"}
+            row["own_epsilon"] = float(composed_epsilon([[e.alone() for e in events]], [c.budget.delta])[0])
+            row["trust"] = _against(c).words()
             row["replace_one_epsilon"] = float(replace_one_epsilon(events, c.budget.delta))
             row["releases"] = [
                 {"what": e.what, "rate": e.sampling.rate, "noise": e.noise, "count": e.count} for e in events
             ]
         found.append(row)
     return found
+
+
+def _against(client: ClientPlan) -> Against:
+    """Whom a client's promise of this run holds against."""
+    return Against.weakest(terms.shared for terms in (client.terms, *client.asks))

@@ -8,19 +8,23 @@ no record is touched.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sordino.errors import BadInput
-from sordino.methods import Plan
+from sordino.methods import Plan, make_plan
 from sordino.methods.plan import ClientPlan
 from sordino.methods.selection import Setting, noise_factors
+from sordino.methods.sharing import wanted
 from sordino.privacy.accounting import calibrate_events
+from sordino.privacy.trust import words
 from sordino.privacy.types import Budget
 from sordino.server import bounds, select
 from sordino.study.choice import _steps
+from sordino.study.sharing import describe_sharing
 
 POINTS = 21
 """Budgets on the grid, evenly spaced in ln ε."""
@@ -41,8 +45,9 @@ def explore(plan: Plan, dimension: int, seed: int = 0) -> dict[str, Any]:
     finite = [c.budget.epsilon for c in plan.clients if not c.budget.is_public] or [1.0]
     grid = np.geomspace(min(0.1, min(finite) / 3), max(10.0, 3 * max(finite)), POINTS)
     places = _explored(plan)
-    shapes, accountant = _noises(plan, places, grid)
-    curves = {place: _with_own(plan, place, grid, noises) for place, noises in shapes.items()}
+    asked = _as_asked(plan, dimension, seed)
+    shapes, accountant = _noises(asked, places, grid)
+    curves = {place: _with_own(asked, place, grid, noises) for place, noises in shapes.items()}
     deviations, ratios = np.sqrt(plan.variances()), plan.noise_to_signal(dimension)
     return {
         "range": [float(grid[0]), float(grid[-1])],
@@ -66,12 +71,66 @@ def explore(plan: Plan, dimension: int, seed: int = 0) -> dict[str, Any]:
             }
             for place, c in enumerate(plan.clients)
         ],
-        "drawn": _drawn(plan, dimension, seed, curves),
+        "drawn": None if plan.sharing is not None else _drawn(plan, dimension, seed, curves),
+        "sharing": _sharing(plan, dimension, seed, asked),
+    }
+
+
+def _as_asked(plan: Plan, dimension: int, seed: int) -> Plan:
+    """The plan with the noise that every budget asks for: shared noise may give more, for one level protects all.
+
+    Turns stay those of the plan, repeated ones included.
+    """
+    if plan.sharing is None:
+        return plan
+    alone = make_plan(plan.method, plan.training, plan.population, dimension, seed)
+    pairs = zip(alone.clients, plan.clients, strict=True)
+    clients = tuple(replace(own, turns=c.turns, queries=c.queries) for own, c in pairs)
+    targets = [_target(plan, c) for c in clients]
+    by = "pld" if plan.method.calibrate.accountant == "wor-paper" else plan.method.calibrate.accountant
+    scales = calibrate_events([c.total(max(1, c.turns)) for c in clients], targets, accountant=by).tolist()
+    return replace(alone, clients=tuple(_louder(c, scale) for c, scale in zip(clients, scales)))
+
+
+def _target(plan: Plan, client: ClientPlan) -> Budget:
+    """The budget that a client's noise is calibrated for: its own, or the strictest of all."""
+    least = min(c.budget.epsilon for c in plan.clients) if plan.method.calibrate.strictest else math.inf
+    return Budget(min(least, client.budget.epsilon), client.budget.delta, client.budget.adjacency)
+
+
+def _louder(client: ClientPlan, scale: float) -> ClientPlan:
+    """The client with every multiplier so many times as large."""
+    terms = [replace(t, parts=tuple((name, z * scale) for name, z in t.parts)) for t in (client.terms, *client.asks)]
+    return replace(client, terms=terms[0], asks=tuple(terms[1:]))
+
+
+def _sharing(plan: Plan, dimension: int, seed: int, asked: Plan) -> dict[str, Any] | None:
+    """What the page needs to solve for weights and noise again, with other colluders, dropouts or budgets.
+
+    ``reach`` is b_i/S: a_i = reach_i/z_i is the largest weight per unit of v. ``stretch``: how much more noise a round
+    of the schedule has than one in which everybody takes part.
+    """
+    found, sharing = describe_sharing(plan, dimension, seed), plan.sharing
+    if found is None or sharing is None:
+        return None
+    shares, spread = wanted(plan.method, plan.population, plan.schedule)
+    return {
+        **{key: found[key] for key in ("sites", "colluders", "dropouts", "noise_per_site")},
+        "words": [words(sharing.sites, count) for count in range(sharing.sites)],
+        "needs": [None if c.budget.is_public else c.noise for c in asked.clients],
+        "reach": [c.terms.divisor / c.terms.adjacency.sensitivity for c in plan.clients],
+        "shares": shares.tolist(),
+        "spread": spread**2 / dimension,
+        "rounds": plan.schedule.rounds,
+        "stretch": found["noise"] / sharing.noise,
+        "scale": plan.training.lr * plan.training.clip,
     }
 
 
 def _weighting(plan: Plan) -> str | None:
-    """Which of the page's weightings the plan's aggregation rule follows: "size", "budget", "least", or None."""
+    """Which of the page's weightings the plan follows: "shared", or its rule's "size", "budget", "least", or None."""
+    if plan.sharing is not None:
+        return "shared"
     aims = plan.method.aggregate.aims
     return aims if aims in ("size", "budget", "least") else None
 
@@ -108,8 +167,7 @@ def _noises(plan: Plan, places: list[int], grid: Array) -> tuple[dict[int, list[
 def _with_own(plan: Plan, place: int, grid: Array, noises: list[float]) -> tuple[list[float], list[float]]:
     """The grid with the budget that the plan calibrated for among its points, so that the page agrees with the plan."""
     client = plan.clients[place]
-    least = min(c.budget.epsilon for c in plan.clients) if plan.method.calibrate.strictest else math.inf
-    own = min(client.budget.epsilon, least)
+    own = _target(plan, client).epsilon
     near = math.exp(float(np.interp(math.log(own), np.log(grid), np.log(noises))))
     if abs(client.noise / near - 1) > 0.03:  # picked by a rule that the grid does not follow
         return grid.tolist(), noises

@@ -85,6 +85,7 @@ def page(folder: Path) -> str:
         columns=COLUMNS,
         sites=[_cells(one) for one in seen["sites"]],
         shown=_shown,
+        trust=seen["trust"],
         refusals=_refusals(seen),
         rounds=[line_of(one, seen["rounds"]) for one in seen["last"]],
     )

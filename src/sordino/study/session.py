@@ -305,10 +305,6 @@ def make_setup(
         graded = ready.graded_loss or ready.study["loss"]
         if device.type != "cpu":
             raise BadInput('training.exact_noise computes as a site does, on a CPU: use device = "cpu"')
-        if plan.sharing is not None:  # rounded Gaussians do not add up to one, and each would be all of the noise
-            raise BadInput(
-                "training.exact_noise is the noise of sites that share none: leave it out with trust.noise = 'shared'"
-            )
         work = replace(work, alone=gradients.Alone(ready.trained, loss_by_name(graded), copies=work.copies))
     loss = loss_by_name(ready.study["loss"]).values
     classes = clients.task == "classification"

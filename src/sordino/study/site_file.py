@@ -10,16 +10,22 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from pydantic import Field, PrivateAttr, ValidationError, field_validator
 
 from sordino.client.rows import Records
 from sordino.data.budgets import LARGE
+from sordino.data.encode import read_table
 from sordino.data.own import load_folder, schema_beside
 from sordino.data.schema import parse_schema
 from sordino.engine.federation.certificates import check_name
+from sordino.engine.federation.held import held_mask
 from sordino.engine.federation.limits import Declared, Policy
 from sordino.engine.federation.node import Address
+from sordino.engine.federation.peers import Peers
+from sordino.engine.federation.signing import load_private
 from sordino.engine.federation.site import Purse, Site
 from sordino.engine.federation.state import commitment
 from sordino.errors import BadInput
@@ -41,10 +47,16 @@ class SiteAbout(Section):
 
 
 class SiteData(Section):
-    """``[data]``: one CSV, Parquet or NPZ file, and the schema that says what its columns mean."""
+    """``[data]``: one CSV, Parquet or NPZ file, and the schema that says what its columns mean.
+
+    ``held_out``: the share of the records that training never sees, for evaluations and surveys; ``id``: the column
+    that says whose a record is. Without it records are known by their places, and the file may never change.
+    """
 
     path: str
     table_schema: dict[str, Any] | None = Field(default=None, alias="schema")
+    held_out: float | None = Field(default=None, gt=0, lt=1)
+    id: str | None = None
 
 
 class SiteBudget(Section):
@@ -79,6 +91,7 @@ class Limits(Section):
     least_noise: float = Field(default=0.1, ge=0)
     clip: list[float] = Field(default=[1e-4, 1e4], min_length=2, max_length=2)
     modules: list[str] = Field(default=[])
+    colluders: int | None = Field(default=None, ge=0)
 
     @field_validator("clip")
     @classmethod
@@ -95,6 +108,12 @@ class KeyFiles(Section):
     private: str
 
 
+class SiteTrust(Section):
+    """``[trust]``: the folder of the other sites' public keys (NAME.pub), by which this site knows them."""
+
+    peers: str
+
+
 class SiteFile(Section):
     """A whole SITE.toml, read and checked; paths in it are relative to the folder where it lies."""
 
@@ -103,6 +122,7 @@ class SiteFile(Section):
     budget: SiteBudget
     limits: Limits = Limits()
     keys: KeyFiles | None = None
+    trust: SiteTrust | None = None
     _lies: Path = PrivateAttr(default=Path())
 
     def at(self, name: str) -> Path:
@@ -127,6 +147,13 @@ class SiteFile(Section):
                 raise BadInput(f"keys.{key}: {one} does not exist; `sordino certify` makes keys for a trial")
         return Address.parse(self.site.server, **files)
 
+    def peers(self) -> Peers | None:
+        """This site's enrolment key and those of others that it pinned; None where it has no key to sign with."""
+        if self.keys is None or not self.at(self.keys.private).is_file():
+            return None
+        folder = None if self.trust is None else self.at(self.trust.peers)
+        return Peers.read(check_name(self.site.name), load_private(self.at(self.keys.private)), folder)
+
     def records(self) -> tuple[Records, Declared]:
         """The site's records, and what it says about them."""
         where = self.at(self.data.path)
@@ -144,7 +171,21 @@ class SiteFile(Section):
         folder.mkdir(parents=True, exist_ok=True)
         with Ledger(self.at(self.budget.ledger)) as ledger:
             name, purse = check_name(self.site.name), Purse(budget, ledger, self.budget.composition)
-            yield Site(name, records, declared, purse, folder, self.policy, source)
+            held = self.held(ledger, len(records.y))
+            yield Site(name, records, declared, purse, folder, self.policy, source, self.peers(), held)
+
+    def held(self, ledger: Ledger, count: int) -> NDArray[np.bool_] | None:
+        """Which of the file's ``count`` records are held out, as its ledger remembers; None where none are."""
+        share, where = self.data.held_out, self.at(self.data.path)
+        if share is None:
+            return None
+        return held_mask(ledger, share, where, count, None if self.data.id is None else self._ids(where, self.data.id))
+
+    def _ids(self, where: Path, column: str) -> list[str]:
+        """The id of every record; records that have none count as one person's."""
+        delimiter = str((self.data.table_schema or {}).get("delimiter", ","))
+        table = read_table(where, [column], delimiter)
+        return [f"id {one}" for one in table.columns[column].to_pylist()]
 
     def rebind(self, reason: str, officer: str) -> str:
         """Record that the ledger goes on under this file's site name and records; returns the account that goes along.

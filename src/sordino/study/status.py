@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sordino.errors import BadInput
+from sordino.study.against import trust_lines
 from sordino.study.serve import is_locked, read_rounds
 
 COLUMNS = {
@@ -55,6 +56,7 @@ def look(folder: Path) -> dict[str, Any]:
         "now": now or None,
         "waiting": time.time() - now["since"] if now and state == "running" else None,
         "sites": [{**one, "spent_epsilon": spent.get(one["site"])} for one in sites],
+        "trust": trust_lines([result]) if result else [],
         "last": history[-5:],
     }
 
@@ -94,6 +96,8 @@ def line_of(record: dict[str, Any], rounds: int | None) -> str:
     if record.get("central_accuracy") is not None:
         parts.append(f"accuracy {100 * record['central_accuracy']:.1f} % on the server's test records")
     parts += [f"{name} refused: {why}" for name, why in record.get("refused", {}).items()]
+    if record.get("repeats"):
+        parts.append("repeated without those who were lost")
     if record.get("absent"):
         parts.append(f"no answer from {', '.join(record['absent'])}")
     if record.get("cannot_pay"):
@@ -118,7 +122,8 @@ def table(seen: dict[str, Any]) -> Group:
         found.add_column(word, justify="left" if word == "site" else "right", no_wrap=True)
     for one in seen["sites"]:
         found.add_row(*(_shown(value) for value in _cells(one).values()))
-    return Group(Text(headline(seen), style="bold"), found, *(Text(line, style="yellow") for line in _refusals(seen)))
+    told = [*(Text(line) for line in seen["trust"]), *(Text(line, style="yellow") for line in _refusals(seen))]
+    return Group(Text(headline(seen), style="bold"), found, *told)
 
 
 def _cells(site: dict[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from sordino.engine.checkpoint import write_atomic
+from sordino.study.against import against, own_epsilon
 from sordino.study.sweep import Finished
 from sordino.study.track import METRICS
 
@@ -45,7 +46,7 @@ def runs_table(runs: Sequence[Finished]) -> pa.Table:
                 "failed": run.failed,
             }
         )
-    return _table(rows, {"failed": pa.string(), "private": pa.bool_()})
+    return _table(rows, {"failed": pa.string(), "private": pa.bool_(), "trust": pa.string()})
 
 
 def rounds_table(runs: Sequence[Finished]) -> pa.Table:
@@ -94,6 +95,8 @@ def _spent(result: Mapping[str, Any]) -> dict[str, Any]:
         "replace_one_epsilon_max": max((p["replace_one_epsilon"] for p in bounded), default=None),
         "delta_max": max((p["delta"] for p in bounded), default=None),
         "largest_share_spent": max((p["spent_epsilon"] / p["epsilon"] for p in bounded), default=None),
+        "trust": "; ".join(against(result)) or None,
+        "own_epsilon_max": own_epsilon(result),
         "budgets_ended": sum(p.get("budget_ends") is not None for p in bounded) if bounded else None,
     }
 

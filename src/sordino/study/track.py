@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from sordino.errors import BadInput
+from sordino.privacy.trust import Against
 from sordino.study.file import Study
 from sordino.study.result import to_json
 
@@ -58,6 +59,8 @@ def settings(study: Study, private: bool) -> dict[str, str]:
         return found
 
     words = "private: every client within its own budget" if private else "NOT PRIVATE"
+    if private and study.trust.chosen().shared:
+        words += f", {Against(study.trust.colluders).words()}"
     return {"privacy": words} | leaves(study.table(), "")
 
 

@@ -20,7 +20,9 @@ from rich.text import Text
 from sordino.client.gradients import LayerPlan
 from sordino.data.budgets import LARGE
 from sordino.methods import Plan
+from sordino.privacy.trust import EVERYBODY
 from sordino.study.choice import describe_choice, last_turns
+from sordino.study.sharing import describe_sharing, if_shared, render_sharing, warnings_of
 
 SHADES = ".:-=+*#%@"
 SHOWN = 30
@@ -90,14 +92,14 @@ class PlanView:
 
     @property
     def noise_on_aggregate(self) -> float:
-        """Standard deviation of the noise on one coordinate of the mean update of a full round.
+        """Standard deviation of the noise on one coordinate of the size-weighted mean update of a full round.
 
-        Weighted by size, or, where noise is shared, with the weights that are fixed before the run.
+        Where noise is shared, of the weighted sum that the server sees.
         """
-        weights = self.plan.population.sizes / self.plan.population.sizes.sum()
-        if self.plan.sharing is not None:
-            weights = np.array(self.plan.sharing.releases[0].weights)
-        return float(np.sqrt((weights**2 * self.plan.variances()).sum()))
+        if self.sharing is not None:
+            return float(self.plan.training.lr * self.plan.training.clip * self.sharing["noise"])
+        sizes = self.plan.population.sizes / self.plan.population.sizes.sum()
+        return float(np.sqrt((sizes**2 * self.plan.variances()).sum()))
 
     @property
     def gradients(self) -> float:
@@ -122,11 +124,12 @@ class PlanView:
             found.append(f"NOT PRIVATE: {method.name} adds no noise and spends no budget; budgets are ignored")
         elif not self.plan.private:
             found.append("NOT PRIVATE: every client's ε is infinite, so nobody's records are protected")
+        found += warnings_of(self.plan)
         for c in self.clients:
             who, epsilon = c["client"], c["epsilon"]
             if LARGE < epsilon < math.inf:
                 found.append(f"{who}'s ε={epsilon:g} promises next to nothing: about 0.1 to 10 mean something")
-            if c["noise_to_signal"] > 10 and not self._sets_steps:
+            if c["noise_to_signal"] > 10 and not self._sets_steps and self.plan.sharing is None:
                 found.append(
                     f"{who}'s update will be {c['noise_to_signal']:.0f} times more noise than signal "
                     f"(ε={epsilon:g}, batch {c['batch']:g}): a larger batch or more steps help"
@@ -150,6 +153,23 @@ class PlanView:
         """What the selection rule does, as ``describe_choice`` tells it; None where everyone takes part."""
         return describe_choice(self.plan, self.dimension, self.seed)
 
+    @cached_property
+    def sharing(self) -> dict[str, Any] | None:
+        """Noise per site beside noise shared, as ``describe_sharing`` tells it; None where every site adds its own."""
+        return describe_sharing(self.plan, self.dimension, self.seed)
+
+    @cached_property
+    def if_shared(self) -> dict[str, Any] | None:
+        """What sharing noise would bring, where it is not shared and could be."""
+        return if_shared(self.plan, self.dimension)
+
+    @property
+    def trust(self) -> str | None:
+        """Whom planned ε holds against, in words; None where nothing is promised."""
+        if not self.plan.private:
+            return None
+        return EVERYBODY if self.sharing is None else str(self.sharing["against"])
+
     @property
     def engine(self) -> str:
         """The ways to per-record gradients, by kind of layer."""
@@ -164,6 +184,9 @@ class PlanView:
             "parameters": self.dimension,
             "clients": self.clients,
             "noise_on_aggregate": self.noise_on_aggregate,
+            "trust": self.trust,
+            "sharing": self.sharing,
+            "if_shared": self.if_shared,
             "gradients": self.gradients,
             "layers": [layer._asdict() for layer in self.layers],
             "selection": self.selection,
@@ -183,6 +206,8 @@ class PlanView:
         for row in itertools.islice(zip(*columns.values()), SHOWN):
             table.add_row(*row)
         yield table
+        if self.trust is not None:
+            yield f"planned ε holds [bold]{self.trust}[/bold]" + ("" if self.sharing is None else ": noise is shared")
         for line in self.why:
             yield f"[bold]auto[/bold] {line}"
         if common:
@@ -193,6 +218,14 @@ class PlanView:
             f"noise on one coordinate of the aggregate: {self.noise_on_aggregate:.2e} a round; "
             f"{self.gradients:,.0f} per-record gradients of {self.dimension:,} parameters"
         )
+        if self.sharing is not None:
+            yield from render_sharing(self.sharing, SHOWN)
+        elif self.if_shared is not None:
+            yield (
+                f"[dim]if the server saw only the sum of updates, {self.if_shared['factor']:.2g} times less noise "
+                f'would do with half of all sites conspiring: \\[trust] noise = "shared", '
+                f"colluders = {self.if_shared['colluders']}[/dim]"
+            )
         yield from _choice(plan, self.selection) if self.selection else ()
         yield f"gradient engine: {self.engine}"
         for warning in self.warnings[:12]:

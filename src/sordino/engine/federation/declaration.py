@@ -11,12 +11,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from sordino.errors import BadInput
+from sordino.privacy.trust import Against
 from sordino.privacy.types import Adjacency
 
 RECORDS = (1, 10**12)
 EPSILON = (1e-6, 1e4)  # ∞, for a public data set, is allowed too
 DELTA = (1e-30, 0.1)
 
+SLACK = 1e-6  # by how much two computations of one ε may differ
 LONGEST = 300  # letters of a reason that are worth keeping
 
 
@@ -37,6 +39,16 @@ def check_declaration(facts: Mapping[str, Any], name: str, adjacency: str) -> di
     if said != adjacency:
         raise BadInput(f"it declares the adjacency {said}, and the study accounts under {adjacency}")
     return {**found, "adjacency": said}
+
+
+def check_signed_key(said: Any) -> dict[str, str]:
+    """A site's signed key of a run, in form; whether the signature is the site's is for the other sites to see."""
+    if not isinstance(said, dict) or set(said) != {"public", "signature"}:
+        raise BadInput("it sent no signed key, and this study shares noise")
+    for value in said.values():
+        if not isinstance(value, str) or not 2 <= len(value) <= LONGEST or set(value) - set("0123456789abcdef"):
+            raise BadInput("its signed key is not written in hexadecimal digits")
+    return dict(said)
 
 
 def check_payable(said: Any, turns: int) -> int:
@@ -66,7 +78,25 @@ def check_spent(facts: Mapping[str, Any]) -> dict[str, Any]:
         }
         for one in releases
     ]
-    return {**found, "not_private": [readable(one) for one in marks]}
+    return {**found, **_check_trust(facts, found["spent_epsilon"]), "not_private": [readable(one) for one in marks]}
+
+
+def _check_trust(facts: Mapping[str, Any], spent: float) -> dict[str, Any]:
+    """Whom a site says its figures hold against, and what its own share of the noise promises alone."""
+    said = facts.get("against")
+    if not isinstance(said, dict) or set(said) != {"colluders", "others"}:
+        raise BadInput("it does not say whom its figures hold against")
+    counts = (said[key] for key in ("colluders", "others"))
+    colluders, others = (None if one is None else _whole("against", one, 0, 10**6) for one in counts)
+    own = _number("own_epsilon", facts.get("own_epsilon"), 0.0, math.inf, endless=True)
+    if own < spent * (1 - SLACK) or (colluders is None and own > spent * (1 + SLACK)):
+        raise BadInput(
+            f"it says that its own share of the noise promises ε = {own:g}, and all shares together {spent:g}: fewer "
+            "shares never promise more, and what holds against everybody rests on its own noise"
+        )
+    if colluders is not None and others is not None and colluders >= others:
+        raise BadInput(f"it says that {colluders} of {others} other sites may conspire: that would be everybody")
+    return {"against": Against(colluders, others), "own_epsilon": own}
 
 
 def readable(said: Any) -> str:

@@ -11,7 +11,14 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from sordino.engine.federation import wire
-from sordino.engine.federation.declaration import check_declaration, check_payable, check_spent, readable
+from sordino.engine.federation.declaration import (
+    check_declaration,
+    check_payable,
+    check_signed_key,
+    check_spent,
+    readable,
+)
+from sordino.engine.federation.descriptor import Charter
 from sordino.engine.federation.inbox import Inbox
 from sordino.engine.federation.wire import Packet, pack, unpack
 from sordino.errors import BadInput
@@ -19,6 +26,7 @@ from sordino.methods import Plan
 from sordino.methods.plan import ClientPlan
 
 ANSWERS = {
+    wire.WHO: wire.FACTS,
     wire.HELLO: wire.FACTS,
     wire.OFFER: wire.ACCEPTED,
     wire.ASK: wire.ANSWER,
@@ -138,8 +146,11 @@ def enrol(
             continue
         try:
             found[name] = check_declaration(packet.facts, name, str(brief["adjacency"]))
+            if "trust" in brief:
+                found[name]["key"] = check_signed_key(packet.facts.get("key"))
         except BadInput as error:
             odd[name] = str(error)
+            found.pop(name, None)
     return found, refused | dict.fromkeys(heard.absent, "it did not answer"), odd
 
 
@@ -154,11 +165,15 @@ def offer_of(client: ClientPlan) -> dict[str, Any]:
 
 
 def agree(
-    transport: Transport, brief: dict[str, Any], plan: Plan, seconds: float
+    transport: Transport, brief: dict[str, Any], plan: Plan, seconds: float, charter: Charter | None = None
 ) -> tuple[dict[str, int], dict[str, str]]:
-    """Offer every site its plan; how many turns each can pay (0 where it refused), and the refusals."""
+    """Offer every site its plan; how many turns each can pay (0 where it refused), and the refusals.
+
+    ``charter``: how the sites share noise, where they do.
+    """
     taking = [c for c in plan.clients if c.turns > 0 or any(c.queries)]
-    requests = [(c.name, pack(Packet(wire.OFFER, {"brief": brief, "offer": offer_of(c)}))) for c in taking]
+    more = {} if charter is None else {"charter": charter.plain()}
+    requests = [(c.name, pack(Packet(wire.OFFER, {"brief": brief, "offer": offer_of(c), **more}))) for c in taking]
     heard = exchange(transport, requests, seconds)
     payable, refused = {c.name: 0 for c in taking}, dict(heard.refused)
     for i, packet in heard.replies.items():
@@ -169,6 +184,15 @@ def agree(
         except BadInput as error:
             refused[client.name] = str(error)
     return payable, refused | dict.fromkeys(heard.absent, "it did not answer the offer")
+
+
+def present(transport: Transport, names: Sequence[str], seconds: float) -> set[str]:
+    """Who of these is there and answers; nobody is charged for that."""
+    asked = [name for name in names if name in transport.names()]
+    if not asked:
+        return set()
+    heard = exchange(transport, [(name, pack(Packet(wire.WHO))) for name in asked], seconds)
+    return {asked[i] for i in heard.replies}
 
 
 def farewell(transport: Transport, run: str, names: Sequence[str], seconds: float) -> dict[str, dict[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 from sordino.engine.checkpoint import write_atomic
@@ -40,6 +41,14 @@ class Inbox:
         """Write down whose replies counted: nothing that comes later does."""
         self.folder.mkdir(parents=True, exist_ok=True)
         write_atomic(self.folder / f"{phase}.json", json.dumps(requests).encode())
+
+    def settled(self, what: str, find: Callable[[], list[str]]) -> list[str]:
+        """What was found once in this round and is written down: a coordinator that starts again does the same."""
+        file = self.folder / f"{what}.json"
+        if not file.exists():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_atomic(file, json.dumps(find()).encode())
+        return list(json.loads(file.read_text()))
 
     def empty(self) -> None:
         """Forget everything, once the round is in the checkpoint."""

@@ -19,6 +19,7 @@ from sordino.client.gradients.losses import loss_by_name
 from sordino.client.turn import Work
 from sordino.engine.federation import wire
 from sordino.engine.federation.limits import Declared, Policy, Refused
+from sordino.engine.federation.pact import Pact
 from sordino.engine.federation.policy import check_features, check_layout, check_size, check_study, check_terms
 from sordino.methods import Method, get
 from sordino.methods.plan import ClientPlan
@@ -40,6 +41,8 @@ class Job:
     rounds: int
     fixed: nn.Module | None = None
     """What the model does to a record before its first trained layer, where ``work`` takes that as done."""
+    pact: Pact | None = None
+    """Where sites share noise: the charter of the run, as this site checked it."""
 
     @property
     def lengths(self) -> tuple[int, ...]:

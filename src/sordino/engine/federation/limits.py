@@ -20,6 +20,8 @@ class Declared:
     classes: int | None
     schema: str
     """A hash of the feature schema: names, ranges, categories, labels."""
+    held: int = 0
+    """How many records are held out; ``records`` counts those that training sees."""
 
     @property
     def task(self) -> str:
@@ -43,6 +45,8 @@ class Policy:
     clip: the range of clipping radii. A tiny radius would put noise below what floats resolve, so there is a floor.
     modules: Python modules that methods, parts and features named ``module:attribute`` may come from; this site's
         copies run.
+    colluders: how many other sites may at least conspire with the server without breaking this site's promise, where
+        noise is shared; None: noise is not shared, this site adds all that its budget asks for.
     """
 
     methods: tuple[str, ...] | None = None
@@ -55,3 +59,4 @@ class Policy:
     least_noise: float = 0.1
     clip: tuple[float, float] = (1e-4, 1e4)
     modules: tuple[str, ...] = ()
+    colluders: int | None = None

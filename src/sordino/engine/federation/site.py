@@ -7,28 +7,37 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sordino.client.rows import Records, Rows, seen_alone
-from sordino.client.turn import answer, take_turn
+from sordino.client.turn import answer, share, take_turn
 from sordino.engine.devices import threads_for_step
 from sordino.engine.federation import wire
+from sordino.engine.federation.descriptor import Descriptor, hashed_tensors, participants_of
+from sordino.engine.federation.held import parted
 from sordino.engine.federation.job import Job, accept, canonical, safe, understand
 from sordino.engine.federation.limits import Declared, Policy, Refused
+from sordino.engine.federation.masks import erase_key, keep_key, load_key, masked, signed_key
+from sordino.engine.federation.pact import Member, Pact, check_willing, shared_trust
+from sordino.engine.federation.peers import Peers
 from sordino.engine.federation.policy import check_bounds, check_place
 from sordino.engine.federation.state import LocalState, commitment
 from sordino.engine.federation.wire import Packet, pack, unpack
-from sordino.errors import BadInput, BudgetRefused
-from sordino.privacy.gate import Gate, Permit, Terms
+from sordino.errors import BadInput, BudgetRefused, SordinoError
+from sordino.methods import Method
+from sordino.privacy.gate import Gate, Permit, Terms, key_of
 from sordino.privacy.generators import Secret, Source, Turn
+from sordino.privacy.held import HELD
 from sordino.privacy.ledger import Ledger, LedgerPlan
-from sordino.privacy.types import Budget, Release
+from sordino.privacy.types import Budget, Release, derive
 from sordino.server.broadcast import Frame, check_broadcast
 
 log = logging.getLogger("sordino.site")
@@ -68,11 +77,16 @@ class Site:
         folder: Path,
         policy: Policy | None = None,
         source: Source | None = None,
+        peers: Peers | None = None,
+        held: NDArray[np.bool_] | None = None,
     ) -> None:
         budget, ledger = purse.budget, purse.ledger
         self.name = name
-        self.records = records
-        self.declared = declared
+        self.peers = peers
+        self.records, self.held = parted(records, held, ledger)
+        self.declared = (
+            declared if held is None else replace(declared, records=int((~held).sum()), held=int(held.sum()))
+        )
         self.budget = budget
         self.ledger = ledger
         self.folder = folder
@@ -82,9 +96,13 @@ class Site:
         self.source = Secret() if source is None else source
         self.account = ledger.bind(name, lambda salt: commitment(records, salt))
         ledger.open_account(self.account, budget, composition=purse.composition)
-        if source is not None:
-            ledger.mark_not_private(self.account, "a generator was injected at the site: a test, not a deployment")
+        if self.held is not None:
+            ledger.open_account(self.account + HELD, budget, composition=purse.composition)
+        for one in (self.account, self.account + HELD)[: 2 if self.held is not None else 1]:
+            if source is not None:
+                ledger.mark_not_private(one, "a generator was injected at the site: a test, not a deployment")
         self._seen: tuple[nn.Module, Records] | None = None
+        self._accepted = lru_cache(maxsize=4)(Pact.accept)
         self._understood = lru_cache(maxsize=4)(lambda text: understand(text, self.policy, self.declared, self.budget))
 
     def handle(self, data: bytes) -> bytes:
@@ -129,9 +147,15 @@ class Site:
             "epsilon": self.offered.epsilon,
             "delta": self.offered.delta,
             "adjacency": str(self.offered.adjacency),
+            **({} if self.held is None else {"held": self.declared.held}),
         }
         try:
-            self._understood(canonical(brief))
+            method, _, _ = self._understood(canonical(brief))
+            trust = shared_trust(brief)
+            if trust is not None:
+                peers = check_willing(trust, method, self.policy, self.peers, self.offered.is_public)
+                run = str(brief["run"])
+                facts["key"] = signed_key(peers.private, self.name, run, keep_key(self._key_file(run)))
         except BadInput as error:
             log.warning("refused: %s", error)
             return pack(Packet(wire.REFUSED, {**facts, "reason": str(error), "budget": False}))
@@ -152,6 +176,8 @@ class Site:
         if not 0 <= place < len(questions):
             raise Refused(f"method {job.method.name!r} has no question number {place}")
         question, terms = questions[place], job.asks[place]
+        if job.pact is not None:
+            return self._masked(job, job.pact, packet, request, 1 + place)
         public, start = self._inputs(job, packet)
         check_bounds(self.policy, {question.what: _number(question.bound(public))}, job.method.private)
 
@@ -169,6 +195,8 @@ class Site:
             raise Refused(f"a turn of this run has {job.terms.count} steps, not {count}")
         if not 1 <= count <= self.policy.steps:
             raise Refused(f"{count} local steps are not possible here: at most {self.policy.steps}")
+        if job.pact is not None:
+            return self._masked(job, job.pact, packet, request, 0)
         public, start = self._inputs(job, packet)
         bounds = {"gradient": job.work.clip.bound(public), **{q.what: q.bound(public) for q in job.work.also}}
         check_bounds(self.policy, {part: _number(bound) for part, bound in bounds.items()}, job.method.private)
@@ -188,6 +216,47 @@ class Site:
 
         return self._release(job, packet, request, replace(job.terms, count=count), work)
 
+    def _masked(self, job: Job, pact: Pact, packet: Packet, request: str, place: int) -> bytes:
+        """Take part in a sum: the turn (``place`` 0) or a question, as integers under masks that cancel in it."""
+        terms = (job.terms, *job.asks)[place]
+        own = [one.question for one in job.method.ask if one.batch == "own"]
+        question = own[place - 1] if place else None
+        public, start = self._inputs(job, packet)
+        asked = (question,) if question is not None else job.work.also
+        limits = {} if question is not None else {"gradient": job.work.clip.bound(public)}
+        bounds = {part: _single(bound) for part, bound in (limits | {q.what: q.bound(public) for q in asked}).items()}
+        check_bounds(self.policy, bounds, private=True)
+        names = participants_of(pact.charter, packet.facts["participants"])
+        pact.check_round(place, terms, names)
+        sent = {name: value for name, value in packet.tensors.items() if name != "weights"}
+        descriptor = Descriptor(
+            pact.charter.digest,
+            _whole(packet, "round"),
+            _whole(packet, "copy"),
+            place,
+            names,
+            tuple(bounds.values()),
+            hashed_tensors({"weights": start.value}),
+            hashed_tensors(sent, packet.facts["public"]),
+        )
+        key, others = load_key(self._key_file(job.run)), {one: pact.keys[one] for one in names if one != self.name}
+
+        def work(rows: Rows, permit: Permit, gate: Gate) -> Packet:
+            found = share(job.work, rows, start, public, permit, gate, question)
+            hidden = derive(
+                "message under masks",
+                lambda whole: torch.from_numpy(masked(whole.numpy(), self.name, key, others, descriptor.digest)),
+                found,
+            )
+            kind, about = wire.ANSWER if place else wire.UPLOAD, {"descriptor": descriptor.digest.hex()}
+            return Packet(kind, _place(packet) | about, _sealed({wire.MASKED: hidden}))
+
+        return self._release(job, packet, request, terms, work, descriptor.digest.hex())
+
+    def _key_file(self, run: str) -> Path:
+        """Where the run's own key lies, from the first hello to the farewell."""
+        return self.folder / "runs" / safe(run) / "mask.key"
+
     def _release(
         self,
         job: Job,
@@ -195,12 +264,16 @@ class Site:
         request: str,
         terms: Terms,
         work: Callable[[Rows, Permit, Gate], Packet],
+        masks: str = "",
     ) -> bytes:
-        """Stored bytes for a request that was answered before; else charge → draw → store → send (R11)."""
+        """Stored bytes for a request that was answered before; else charge → draw → store → send (R11).
+
+        ``masks``: the digest that a message is masked under, which is used for one message ever.
+        """
         turn = Turn(self.account, _whole(packet, "round"), _whole(packet, "copy"))
         check_place(self.policy, job.rounds, turn.round, turn.copy, max((job.plan.turns, *job.plan.queries)))
         private = job.method.private
-        key = f"round {turn.round} copy {turn.copy} {terms.what}"
+        key = key_of(turn, terms, masks)
         if private:
             stored = self.ledger.stored(self.account, job.run, key, request)
             if stored is not None:
@@ -208,7 +281,7 @@ class Site:
                 return stored
         self._count(job, terms.what)
         gate = Gate(self.ledger if private else None, self.source, job.run)
-        permit = gate.grant([turn], [terms], request)
+        permit = gate.grant([turn], [terms], request, masks)
         try:  # from here on records are read, and what goes wrong is nobody's business
             batches = self.source.batches(turn, terms.what, terms.sampling, self.declared.records, terms.count)
             with threads_for_step(job.work.engine.dimension, terms.divisor):
@@ -245,6 +318,7 @@ class Site:
         run = safe(str(packet.facts["run"]))
         runs = {standing.plan.run for standing in self.ledger.standings(self.account)}
         LocalState(self.folder / "runs" / run, (), 0).forget()
+        erase_key(self._key_file(run))
         if run not in runs:
             return pack(Packet(wire.FACTS, {"name": self.name}))
         self.ledger.close_plan(self.account, run)
@@ -257,6 +331,8 @@ class Site:
             "spent_epsilon": self.ledger.epsilon([self.account])[self.account],
             "run_epsilon": self.ledger.epsilon([self.account], run)[self.account],
             "replace_one_epsilon": self.ledger.replace_one_epsilon(self.account),
+            "own_epsilon": self.ledger.own_epsilon([self.account])[self.account],
+            "against": asdict(self.ledger.against(self.account)),
             "composition": self.ledger.composition(self.account),
             "not_private": list(self.ledger.account(self.account).not_private),
         }
@@ -281,13 +357,34 @@ class Site:
         brief, offer = packet.facts["brief"], packet.facts["offer"]
         method, work, fixed = self._understood(canonical(brief))
         plan = accept(self.name, offer, method, self.policy, self.declared, self.offered)
-        job = Job(safe(str(brief["run"])), method, work, plan, int(brief["rounds"]), fixed)
+        pact = self._pact(packet, method)
+        if pact is not None:
+            widths = {"gradient": work.engine.dimension, **{one.question.what: 1 for one in method.ask}}
+            terms, *asks = pact.told([plan.terms, *plan.asks], widths)
+            plan = replace(plan, terms=terms, asks=tuple(asks))
+            pact.check_offer([terms, *asks])
+        job = Job(safe(str(brief["run"])), method, work, plan, int(brief["rounds"]), fixed, pact)
         if not method.private:
             self.ledger.mark_not_private(self.account, f"run {job.run} used {method.name}, which adds no noise")
             return job, plan.turns
         events, whole = plan.declaration()
         declared = LedgerPlan(self.account, job.run, events, whole)
         return job, self.ledger.declare([declared], self.policy.run_epsilon)[self.account]
+
+    def _pact(self, packet: Packet, method: Method) -> Pact | None:
+        """What the sites of a run agreed on, checked anew with every request; None where each adds its own noise."""
+        brief = packet.facts["brief"]
+        trust = shared_trust(brief)
+        if trust is None:
+            return None
+        public, run = self.offered.is_public, str(brief["run"])
+        peers = check_willing(trust, method, self.policy, self.peers, public)
+        try:
+            key = load_key(self._key_file(run)).private_bytes_raw()
+        except SordinoError:
+            raise Refused("this site has no key of this run, or not any more: begin a new run") from None
+        own = Member(self.name, self.declared.records, public, key)
+        return self._accepted(canonical(packet.facts["charter"]), canonical(brief), own, peers)
 
 
 def _sealed(parts: Mapping[str, Release]) -> dict[str, Tensor]:
@@ -311,3 +408,8 @@ def _whole(packet: Packet, key: str) -> int:
 
 def _number(bound: Tensor | float) -> float:
     return float(bound)
+
+
+def _single(bound: Tensor | float) -> float:
+    """A bound as the gate takes it, in single precision: masks rest on every digit of it."""
+    return float(np.float32(float(bound)))

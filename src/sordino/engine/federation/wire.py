@@ -33,6 +33,9 @@ FACTS, ACCEPTED, ANSWER, UPLOAD = "facts", "accepted", "answer", "upload"
 REFUSED, UNAVAILABLE = "refused", "unavailable"
 """Replies. ``unavailable`` says nothing else: whatever it hides may depend on records."""
 
+MASKED = "masked"
+"""What an answer or an upload under masks is called in its packet."""
+
 
 @dataclass(frozen=True)
 class Packet:

@@ -47,6 +47,7 @@ def render(results: Sequence[Result], title: str | None = None) -> str:
         simulated=sorted({run.simulated for run in runs}),
         verdicts=promises.verdicts(groups),
         terms=promises.terms(groups),
+        trusts=promises.trusts(groups),
         weak=promises.WEAK,
         key=tables.key_figures(groups),
         privacy=tables.privacy_rows(groups),

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from sordino.engine.evaluate import budget_groups
 from sordino.errors import BadInput
+from sordino.privacy.trust import SHARED
 from sordino.study.report.numbers import SeedMean, finite, finites, short, spread, thin
 
 SCHEMAS = (1, 2)
@@ -61,6 +62,10 @@ class Client:
     weight: float | None
     declared_weight: float | None
     optimum: float | None
+    trust: str
+    """Whom its figures hold against, in words; empty where nobody says."""
+    own: float | None
+    """ε of its own share of the noise alone, where noise was shared."""
     ends: float | None
     """The round after which its budget pays for no more; ∞ when it outlasts the run, None where nobody says."""
 
@@ -242,7 +247,16 @@ def _settings(study: Mapping[str, Any]) -> dict[str, str]:
         path = key.split(".")
         return bool(SEEDED & set(path)) or (path[-1] in ("sizes", "budgets") and value.startswith("["))
 
-    return {key: value for key, value in flat(study).items() if not drawn(key, value)}
+    told = {key: value for key, value in flat(study).items() if not drawn(key, value) and not key.startswith("trust.")}
+    return {**told, "trust": _trust(study.get("trust") or {})}
+
+
+def _trust(chosen: Mapping[str, Any]) -> str:
+    """A study's choice of trust in a few words; nothing for noise per site."""
+    if chosen.get("noise") != SHARED:
+        return ""
+    lost = f", {chosen['dropouts']} lost" if chosen.get("dropouts") else ""
+    return f"with shared noise ({chosen.get('colluders', 0)} conspiring{lost})"
 
 
 def _labels(entries: Sequence[tuple[str, int, dict[str, str]]]) -> list[str]:
@@ -250,8 +264,9 @@ def _labels(entries: Sequence[tuple[str, int, dict[str, str]]]) -> list[str]:
     for method, copy, settings in entries:
         alike = [one for other, _, one in entries if other == method]
         differing = [key for key in sorted(set().union(*alike)) if len({one.get(key) for one in alike}) > 1]
-        parts = [f"{key.rpartition('.')[2]}={settings.get(key, 'unset')}" for key in differing]
-        labels.append(" ".join([method, *parts]) + (f" ({copy})" if copy > 1 else ""))
+        parts = [f"{key.rpartition('.')[2]}={settings.get(key, 'unset')}" for key in differing if key != "trust"]
+        trust = f" {settings['trust']}" if "trust" in differing and settings["trust"] else ""
+        labels.append(" ".join([method, *parts]) + trust + (f" ({copy})" if copy > 1 else ""))
     return labels
 
 
@@ -305,6 +320,8 @@ def _clients(result: Result, rounds: Sequence[Mapping[str, Any]]) -> tuple[Clien
             weight=weights.get(name),
             declared_weight=declared.get(name),
             optimum=optimum.get(name),
+            trust=str(entry.get("trust") or ""),
+            own=_or_infinite(entry, "own_epsilon"),
             ends=_or_infinite(entry, "budget_ends"),
         )
         for place, (name, entry) in enumerate(zip(names, entries, strict=True))

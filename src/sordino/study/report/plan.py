@@ -45,6 +45,7 @@ def render_plan(view: PlanView, name: str | None = None) -> str:
         spent=[min(c.epsilon, c.budget.epsilon) for c in bounded],
         over=sum(c.epsilon > c.budget.epsilon * (1 + 1e-9) for c in bounded),
         explorer=found,
+        sharing=view.sharing,
         points=POINTS,
         thinned=EXPLORED if sum(able) == EXPLORED < len(able) else None,
         clients=[{**client, "movable": movable} for client, movable in zip(view.clients, able, strict=True)],

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
+from sordino.privacy.trust import EVERYBODY
 from sordino.study.report.gather import Client, Group, SeedRun
 from sordino.study.report.numbers import listed, plain, short, upward
 from sordino.study.report.page import filled
@@ -90,6 +91,29 @@ def terms(groups: Sequence[Group]) -> str:
         for word in ("adjacency", "sampling", "accountant")
     }
     return ", ".join(f"{listed(values)} {word}" for word, values in named.items() if values)
+
+
+def is_shared(client: Client) -> bool:
+    """Whether the client's promise rests on noise that it shared with others."""
+    return client.trust not in ("", EVERYBODY)
+
+
+def trusts(groups: Sequence[Group]) -> list[dict[str, Any]]:
+    """The promises that hold against some only: whom, under which methods, and what own shares alone would promise."""
+    found: dict[str, dict[str, Any]] = {}
+    for group in groups:
+        for client, run in group.clients:
+            if is_shared(client) and promise_to(client, run.private) in (Promise.KEPT, Promise.EXCEEDED):
+                one = found.setdefault(client.trust, {"trust": client.trust, "methods": [], "own": []})
+                one["methods"] += [] if group.label in one["methods"] else [group.label]
+                one["own"].append(client.own or math.inf)
+    return list(found.values())
+
+
+def trust_of(group: Group) -> str:
+    """Whom the promises of a method hold against, in words, as far as its results say; empty where they do not."""
+    clients = [client for client, run in group.clients if run.private and client.epsilon != math.inf]
+    return "; ".join(dict.fromkeys(client.trust for client in clients if client.trust))
 
 
 # ---- client by client ----
@@ -187,5 +211,6 @@ def _sentences(client: Client, private: bool) -> list[str]:
         releases=releases(client),
         weak=WEAK,
         lasting=client.ends == math.inf,
+        shared=is_shared(client),
     )
     return told.strip("\n").split("\n")

@@ -9,7 +9,7 @@ from typing import Any
 
 from sordino.study.report.gather import GROUPS, Group, SeedRun, budgets_inside, every_run
 from sordino.study.report.numbers import finites, listed, span, spread
-from sordino.study.report.promises import Promise, promise_to, share
+from sordino.study.report.promises import Promise, promise_to, share, trust_of
 
 
 def key_figures(groups: Sequence[Group]) -> dict[str, Any]:
@@ -45,6 +45,7 @@ def privacy_rows(groups: Sequence[Group]) -> list[dict[str, Any]]:
             {
                 "group": group,
                 "word": shown if group.private else "NOT PRIVATE",
+                "trust": trust_of(group),
                 "kept": kept,
                 "asked": asked,
                 "spent": [min(spent), statistics.median(spent), max(spent)] if spent else [],

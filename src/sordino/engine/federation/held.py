@@ -1,0 +1,56 @@
+"""A site's held-out records: parted from those that training sees, by its ledger's own key."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from sordino.client.rows import Records
+from sordino.errors import BadInput
+from sordino.privacy.held import held_out, places
+from sordino.privacy.ledger import Ledger
+
+
+def held_mask(
+    ledger: Ledger, share: float, file: Path, count: int, ids: Sequence[str] | None = None
+) -> NDArray[np.bool_]:
+    """Which of a file's records are held out, one entry a record: by their ids, or by their places in this very file.
+
+    The ledger remembers share, key and, where records have no ids, the file.
+    """
+    if ids is not None:
+        return held_out(ledger.split(share, None), ids, share)
+    return held_out(ledger.split(share, lambda key: _hashed(file, key)), places(count), share)
+
+
+def _hashed(file: Path, key: bytes) -> str:
+    """HMAC-SHA-256 of a file's bytes."""
+    digest = hmac.new(key, digestmod=hashlib.sha256)
+    with open(file, "rb") as opened:
+        while piece := opened.read(1 << 20):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def parted(records: Records, held: NDArray[np.bool_] | None, ledger: Ledger) -> tuple[Records, Records | None]:
+    """Training and held-out records; refuses to train on records that the ledger knows as held out."""
+    if held is None:
+        if ledger.parted() is not None:
+            raise BadInput(
+                f"{ledger.path} holds out some of these records, and this site would train on all of them: say "
+                f"data.held_out = {ledger.parted().share:g} again"  # type: ignore[union-attr]
+            )
+        return records, None
+    train, out = (torch.from_numpy(np.flatnonzero(which)) for which in (~held, held))
+    return _only(records, train), _only(records, out)
+
+
+def _only(records: Records, where: torch.Tensor) -> Records:
+    x, y, valid = records.at(where)
+    return Records(x, y, valid)

@@ -1,0 +1,86 @@
+"""How often a run is judged on held-out records, and with how much noise: ``[evaluation]`` of a study.
+
+Every evaluation releases, from all held-out records of a site at once, a table over declared cells and the number of
+records that the model gets right; both are one event of the held-out account.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sordino.errors import BadInput
+from sordino.privacy.accounting import calibrate_events
+from sordino.privacy.gate import Terms
+from sordino.privacy.held import check_share
+from sordino.privacy.types import Budget, Event, Sampling
+
+TIMES = 10
+"""How often a run is evaluated where nobody says: its last round among them."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The keys of ``[evaluation]``, and of ``sd.train(evaluation={…})``.
+
+    Attributes
+    ----------
+    every: evaluate every this many rounds, and in the last; None: ten times in all.
+    share: the share of every client's records that is held out in a simulation; a site decides for itself.
+    bins: score bins of two classes, or bins of residuals; an even number.
+    spend: how much of each client's ε the evaluations of one run may use.
+    """
+
+    every: int | None = None
+    share: float = 0.2
+    bins: int = 20
+    spend: float = 0.8
+
+    def __post_init__(self) -> None:
+        check_share(self.share, "evaluation.share")
+        if self.every is not None and (type(self.every) is not int or self.every < 1):
+            raise BadInput(f"evaluation.every = {self.every!r}: it is a number of rounds, from 1 upwards")
+        if type(self.bins) is not int or not 2 <= self.bins <= 1000 or self.bins % 2:
+            raise BadInput(f"evaluation.bins = {self.bins!r}: an even number from 2 to 1000, so that ½ is an edge")
+        if not (isinstance(self.spend, (int, float)) and 0.0 < self.spend <= 1.0):
+            raise BadInput(f"evaluation.spend = {self.spend!r}: a share of ε, above 0 and at most 1")
+
+    @classmethod
+    def parse(cls, given: Evaluation | Mapping[str, Any] | None) -> Evaluation | None:
+        """What a table of its keys says; None where nothing is evaluated."""
+        if given is None or isinstance(given, Evaluation):
+            return given
+        known = list(cls.__dataclass_fields__)
+        if not isinstance(given, Mapping) or (unknown := [key for key in given if key not in known]):
+            told = f"it has no key {unknown[0]!r}" if isinstance(given, Mapping) else "it is a table"
+            raise BadInput(f"evaluation = {given!r}: {told}; known: {', '.join(known)}")
+        return cls(**given)
+
+    def pace(self, rounds: int) -> int:
+        """Every how many rounds a run of so many is evaluated."""
+        return self.every or max(1, math.ceil(rounds / TIMES))
+
+    def is_time(self, number: int, rounds: int) -> bool:
+        """Whether this round, counted from 1, is evaluated."""
+        return number % self.pace(rounds) == 0 or number == rounds
+
+    def times(self, rounds: int) -> int:
+        """How often a run of so many rounds is evaluated."""
+        return sum(self.is_time(number, rounds) for number in range(1, rounds + 1))
+
+
+def score_terms(evaluation: Evaluation, rounds: int, budgets: Sequence[Budget]) -> list[Terms]:
+    """What one evaluation releases at every client: table and count, with equal shares of its budget.
+
+    z for each of the two is √2 times what the whole event needs, so that all evaluations of the run together cost
+    ``spend``·ε at δ. Public clients add no noise.
+    """
+    events = [Event("scores", Sampling.full(), 1.0, evaluation.times(rounds), b.adjacency) for b in budgets]
+    targets = [Budget(b.epsilon * evaluation.spend, b.delta, b.adjacency) for b in budgets]
+    noises = calibrate_events([[one] for one in events], targets)
+    return [
+        Terms(Sampling.full(), (("scores", z * math.sqrt(2)), ("correct", z * math.sqrt(2))), 1, 1.0, b.adjacency)
+        for z, b in zip(noises.tolist(), budgets)
+    ]
