@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from sordino.data.encode import RawTable
-from sordino.data.survey import one_hot, parse_survey, places, read_raw
+from sordino.data.survey import flat_places, parse_survey, places, read_raw
 from sordino.errors import BadInput
 
 ASKED = {
@@ -80,10 +80,15 @@ def test_a_row_depends_on_itself_alone():
 
 def test_one_row_adds_one_cell_a_column():
     texts = [*ODD, *map(str, range(30))]
-    hot = one_hot(places(table(age=texts, dose=texts, ward=texts, ill=texts), SURVEY), SURVEY)
-    assert hot.shape == (len(texts), SURVEY.width)
-    assert np.allclose(np.linalg.norm(hot, axis=1), SURVEY.norm, rtol=0, atol=1e-12)
-    assert [len(part) for part in SURVEY.parts(hot[0])] == [14, 9, 5, 4]
+    cells = flat_places(table(age=texts, dose=texts, ward=texts, ill=texts), SURVEY)
+    assert cells.shape == (len(texts), 4)
+    for row in cells.tolist():
+        hot = np.zeros(SURVEY.width)
+        for cell in row:
+            hot[cell] += 1
+        assert [part.sum() for part in SURVEY.parts(hot)] == [1, 1, 1, 1]
+        assert np.linalg.norm(hot) == SURVEY.norm == 2.0
+    assert [len(part) for part in SURVEY.parts(hot)] == [14, 9, 5, 4]
 
 
 def test_missing_columns_and_broken_lines_are_missing(tmp_path: Path):

@@ -179,11 +179,9 @@ def places(table: RawTable, survey: Survey) -> Places:
     return found
 
 
-def one_hot(found: Places, survey: Survey) -> npt.NDArray[np.float64]:
-    """The vector of every record: 1 in its cell of each column's table, 0 elsewhere; [records, width]."""
-    whole = np.zeros((len(found), survey.width))
-    whole[np.arange(len(found))[:, None], found + np.array(survey.starts)] = 1.0
-    return whole
+def flat_places(table: RawTable, survey: Survey) -> Places:
+    """The same, counted within the concatenated tables: f different cells a record, from 0 to ``survey.width`` − 1."""
+    return places(table, survey) + np.array(survey.starts)
 
 
 def _robust(column: Column, held: Any, missing: Sequence[str]) -> Places:
