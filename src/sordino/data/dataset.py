@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,6 +16,7 @@ from sordino.data import partitions
 from sordino.data.budgets import BudgetTerms, Spec, warn_of, warn_of_deltas
 from sordino.data.partitions import Index, Parts, generator
 from sordino.errors import BadInput
+from sordino.privacy.held import held_out
 from sordino.privacy.types import Adjacency, Budget
 
 Features = npt.NDArray[np.float32]
@@ -245,6 +247,20 @@ class Federation:
     def shape(self) -> tuple[int, ...]:
         """The shape of one record."""
         return tuple(self.x.shape[1:])
+
+    def held_out(self, share: float, seed: int) -> tuple[Federation, tuple[Index, ...]]:
+        """The clients without a share of their training records, and each client's records that were taken.
+
+        By a hash of the seed and the record's place, as a site parts its own (``privacy.held``); everybody keeps one.
+        """
+        key = hashlib.sha256(f"held out {seed}".encode()).digest()
+        train, taken = [], []
+        for part in self.train:
+            out = held_out(key, (f"place {k}" for k in part.tolist()), share)
+            out[:1] &= not out.all()
+            train.append(part[~out])
+            taken.append(part[out])
+        return replace(self, train=train), tuple(taken)
 
     def with_budgets(
         self,

@@ -21,6 +21,7 @@ from sordino.engine.checkpoint import Checkpoint, Left
 from sordino.engine.clipping import watch_clipping
 from sordino.engine.evaluate import Observer
 from sordino.engine.mapped import Table
+from sordino.engine.scoring import Scoring
 from sordino.engine.sharded import Shard
 from sordino.errors import SordinoError
 from sordino.methods.asking import Ask
@@ -68,6 +69,8 @@ class Setup:
     """From the turns each client has taken: what to show of the ε spent so far."""
     shard: Shard | None = None
     """This process's share, where several simulate one run together."""
+    scoring: Scoring | None = None
+    """How the run is judged on held-out records, as a deployment would be; None where it is not."""
 
     @property
     def course(self) -> rounds.Course:
@@ -122,6 +125,8 @@ def look(setup: Setup, state: Checkpoint, record: dict[str, Any], taken: Index) 
         record["spent_epsilon"] = None if setup.plan.method.aggregate.sets_steps else setup.spending(taken)
     else:
         record |= {"accuracy": None, "loss": None, "psi": None}
+    if setup.scoring is not None and setup.scoring.judging.is_time(state.round):
+        record["evaluation"] = setup.scoring.look(state, setup.records, setup.key, setup.own_models(state))
     state.history.append(record)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from sordino.errors import BadInput
 from sordino.privacy.accounting import calibrate_events
+from sordino.privacy.cells import Cells
 from sordino.privacy.gate import Terms
 from sordino.privacy.held import check_share
 from sordino.privacy.types import Budget, Event, Sampling
@@ -71,16 +72,64 @@ class Evaluation:
         return sum(self.is_time(number, rounds) for number in range(1, rounds + 1))
 
 
-def score_terms(evaluation: Evaluation, rounds: int, budgets: Sequence[Budget]) -> list[Terms]:
-    """What one evaluation releases at every client: table and count, with equal shares of its budget.
+@dataclass(frozen=True)
+class Judging:
+    """The evaluations of a run, planned: what each client releases in one, how often, and from how many records.
 
-    z for each of the two is √2 times what the whole event needs, so that all evaluations of the run together cost
-    ``spend``·ε at δ. Public clients add no noise.
+    ``terms``: by client; ``held``: the public number of its held-out records, 0 where it has none and releases nothing.
     """
-    events = [Event("scores", Sampling.full(), 1.0, evaluation.times(rounds), b.adjacency) for b in budgets]
-    targets = [Budget(b.epsilon * evaluation.spend, b.delta, b.adjacency) for b in budgets]
-    noises = calibrate_events([[one] for one in events], targets)
-    return [
-        Terms(Sampling.full(), (("scores", z * math.sqrt(2)), ("correct", z * math.sqrt(2))), 1, 1.0, b.adjacency)
-        for z, b in zip(noises.tolist(), budgets)
+
+    settings: Evaluation
+    rounds: int
+    cells: Cells
+    terms: tuple[Terms, ...]
+    held: tuple[int, ...]
+
+    @property
+    def times(self) -> int:
+        """How often the run is evaluated."""
+        return self.settings.times(self.rounds)
+
+    def is_time(self, number: int) -> bool:
+        """Whether this round, counted from 1, is evaluated."""
+        return self.settings.is_time(number, self.rounds)
+
+    @property
+    def who(self) -> list[int]:
+        """The places of the clients that have held-out records."""
+        return [place for place, count in enumerate(self.held) if count]
+
+
+def cells_of(classes: int | None, bins: int) -> Cells:
+    """The table for so many classes (None: a number to predict, in a range of width 1)."""
+    if classes is None:
+        return Cells("regression", bins)
+    return Cells("binary", bins) if classes == 2 else Cells("classes", classes)
+
+
+def judge(
+    settings: Evaluation,
+    rounds: int,
+    classes: int | None,
+    held: Sequence[int],
+    budgets: Sequence[Budget],
+    private: bool,
+) -> Judging:
+    """Plan the evaluations of a run: their parts have equal shares of ``spend``·ε.
+
+    z of each of k parts is √k times what the whole event needs. Public clients add no noise, and nobody does where the
+    method is not private.
+    """
+    if not any(held):
+        raise BadInput("[evaluation] needs held-out records, and nobody has any: raise evaluation.share")
+    cells = cells_of(classes, settings.bins)
+    parts = ("scores", "correct") if classes else ("scores",)
+    event = [Event("scores", Sampling.full(), 1.0, settings.times(rounds), b.adjacency) for b in budgets]
+    targets = [Budget(b.epsilon * settings.spend, b.delta, b.adjacency) for b in budgets]
+    noises = calibrate_events([[one] for one in event], targets) if private else [0.0] * len(budgets)
+    each = math.sqrt(len(parts))
+    terms = [
+        Terms(Sampling.full(), tuple((part, float(z) * each) for part in parts), 1, 1.0, b.adjacency)
+        for z, b in zip(noises, budgets)
     ]
+    return Judging(settings, rounds, cells, tuple(terms), tuple(int(count) for count in held))

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from sordino.errors import BadInput
 from sordino.methods import sharing as sharing_of
+from sordino.methods.evaluation import Judging
 from sordino.methods.method import Method
 from sordino.methods.selection import Setting
 from sordino.methods.sharing import Sharing
@@ -94,6 +95,8 @@ class Plan:
     """What was chosen automatically, and why (``methods.auto``)."""
     sharing: Sharing | None = None
     """How sites share noise; None where each adds all of its own."""
+    judging: Judging | None = None
+    """How the run is evaluated on held-out records; None where it is not."""
 
     @property
     def trust(self) -> Trust:

@@ -21,6 +21,7 @@ from sordino.study.sections import (
     CompareKeys,
     DataKeys,
     DeploymentKeys,
+    EvaluationKeys,
     MethodKeys,
     ModelKeys,
     Section,
@@ -42,6 +43,7 @@ class Study(Section):
     method: MethodKeys = MethodKeys()
     training: TrainingKeys = TrainingKeys()
     trust: TrustKeys = TrustKeys()
+    evaluation: EvaluationKeys | None = None
     compare: CompareKeys = CompareKeys()
     sweep: dict[str, Any] = Field(default={})
     deployment: DeploymentKeys = DeploymentKeys()
@@ -135,6 +137,7 @@ class Study(Section):
             "model_options": self.model.all_options(),
             "seed": self.study.seed,
             "trust": self.trust.chosen(),
+            "evaluation": None if self.evaluation is None else self.evaluation.chosen(),
             **self.settings(),
             **self._lists_in_order(),
         }

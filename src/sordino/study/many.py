@@ -69,10 +69,11 @@ class Studies:
     def prepared(self, point: Point) -> Prepared:
         """The run of a study, with the noise that was fixed if it was begun before."""
         settings = point.study.arguments()
-        model, options, seed, trust = (settings.pop(key) for key in ("model", "model_options", "seed", "trust"))
+        keys = ("model", "model_options", "seed", "trust", "evaluation")
+        model, options, seed, trust, evaluation = (settings.pop(key) for key in keys)
         before = planned(self.out / point.name)
         clients, method = self.clients(point.study), point.study.chosen_method()
-        return prepare(clients, model, method, seed, options, settings, before, trust=trust)
+        return prepare(clients, model, method, seed, options, settings, before, trust=trust, evaluation=evaluation)
 
     def alone(self, point: Point, ready: Prepared, tell: Callback) -> Run:
         """Train one run in its folder."""

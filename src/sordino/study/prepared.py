@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from sordino import models
 from sordino.client import gradients
 from sordino.data import Federation
+from sordino.data.partitions import Index
 from sordino.engine.mapped import pages_of
 from sordino.errors import BadInput
 from sordino.methods import Plan
@@ -101,6 +102,8 @@ class Prepared:
     """The engine of the model itself, where ``engine`` has another module in its place (``Local.trains``)."""
     graded_loss: str = ""
     """The loss of that other module."""
+    held: tuple[Index, ...] | None = None
+    """Each client's held-out records, which training does not see; None where none are held out."""
     first_keys: bool = False
     """Whether the run was begun by sordino 0.1, which knew parts by their names only."""
 

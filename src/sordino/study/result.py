@@ -28,6 +28,7 @@ from sordino.engine.simulate import Setup
 from sordino.errors import BadInput
 from sordino.methods import Plan
 from sordino.privacy.accounting import composed_epsilon
+from sordino.privacy.held import HELD
 from sordino.privacy.ledger import Ledger
 from sordino.privacy.types import Event, Scheme
 
@@ -79,6 +80,9 @@ class ClientPrivacy(TypedDict):
     composition: NotRequired[str]
     budget_ends: NotRequired[int | None]
     """The round after which the budget could not pay another turn; 0: it never could; null: it outlasts the run."""
+    training_epsilon: NotRequired[float]
+    held_epsilon: NotRequired[float]
+    """Where records are held out: what the two accounts have spent; a record's ε is that of its own part."""
     told_by: NotRequired[str]
     """Of a deployed run: whether the ``site`` said what it spent, or the ``server`` worked out the least it can be."""
     not_private: NotRequired[list[Any]]
@@ -184,9 +188,15 @@ def build_result(
         "simulated": True,
         **({} if own is None else {"personal": True}),
         **({"stopped": early} if early else {}),
+        "evaluation": evaluations(state.history) if plan.judging is not None else None,
         "seconds": state.seconds,
     }
     return complete(parts, state.shown)
+
+
+def evaluations(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What was paid for to judge the model, over all rounds."""
+    return [one for record in history for one in record.get("evaluation", ())]
 
 
 def versions() -> dict[str, str]:
@@ -232,6 +242,16 @@ def _privacy(plan: Plan, state: Checkpoint, book: Ledger | None, run: str) -> li
             "trust": book.trust(c.name),
             "own_epsilon": own[c.name],
         }
+        if c.name + HELD in spent:  # a record is in one of the two parts: its ε is the larger
+            held = c.name + HELD
+            one |= {key: max(one[key], found[held]) for key, found in (("spent_epsilon", spent), ("run_epsilon", here))}
+            one["replace_one_epsilon"] = max(one["replace_one_epsilon"], book.replace_one_epsilon(held))
+            one["own_epsilon"] = max(one["own_epsilon"], own[held])
+            one |= {"training_epsilon": spent[c.name], "held_epsilon": spent[held]}
+            one["releases"] += [
+                {"what": f"{e.what} of held-out records", "rate": 1.0, "noise": e.noise, "count": e.count}
+                for e in book.run_events(held, run)
+            ]
     return promised
 
 

@@ -6,7 +6,7 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -23,6 +23,7 @@ from sordino.engine.mapped import pages_of
 from sordino.engine.sharded import Shard
 from sordino.errors import BadInput
 from sordino.methods import Method, Population
+from sordino.methods.evaluation import Evaluation, judge
 from sordino.models.features import Spec
 from sordino.privacy.trust import NOBODY_TRUSTED, Trust
 from sordino.privacy.types import Budget
@@ -59,6 +60,7 @@ def prepare(
     before: Planned | None = None,
     precision: str = "float32",
     trust: Trust = NOBODY_TRUSTED,
+    evaluation: Evaluation | None = None,
 ) -> Prepared:
     """Check the arguments against each other, build the model, make the plan. Touches no record.
 
@@ -69,6 +71,9 @@ def prepare(
         raise BadInput("the records have no clients yet: call .partition(…) and .with_budgets(…) on the data set")
     if clients.budgets is None and chosen.private:
         raise BadInput(f"method {chosen.name!r} is private, but the clients have no budgets: call .with_budgets(…)")
+    held = None
+    if evaluation is not None:
+        clients, held = clients.held_out(evaluation.share, seed)
     budgets = clients.budgets or tuple(Budget(math.inf, 1e-5) for _ in clients.names)
     batches = None if clients.batch_sizes is None else np.asarray(clients.batch_sizes, dtype=np.float64)
     population = Population(tuple(clients.names), clients.sizes, budgets, batches)
@@ -90,14 +95,18 @@ def prepare(
     fixed, trained = (None, template) if each_step else models.split_fixed(template)
     build = partial(gradients.build, mixed=precision == "mixed", copies=1 if augment is None else augment.copies)
     engine = build(trained, loss)
-    judge, graded_loss = None, ""
+    judged_by, graded_loss = None, ""
     if chosen.local.trains is not None:
-        judge = engine
+        judged_by = engine
         trained, graded_loss = chosen.local.trains(trained)
         engine = build(trained, graded_loss)
     reach = models.reach(template, clients.shape) if methods.wants_auto(chosen, given) else 1.0
     learner = methods.Learner(engine.dimension, clients.classes, reach, models.weight_size(template))
     plan = methods.settle(chosen, given, population, learner, seed, noises=before and before.noises, trust=trust)
+    if evaluation is not None and held is not None:
+        sizes = [len(one) for one in held]
+        judging = judge(evaluation, plan.schedule.rounds, clients.classes, sizes, budgets, chosen.private)
+        plan = replace(plan, judging=judging)
     study = {
         "data": clients.description,
         "budgets": [None if math.isinf(b.epsilon) else b.epsilon for b in budgets],
@@ -116,6 +125,7 @@ def prepare(
         "training": {k: v for k, v in asdict(plan.training).items() if k not in ("exact_noise", "augment") or v},
         "precision": precision,
         **({"trust": asdict(trust)} if trust.shared else {}),
+        **({} if evaluation is None else {"evaluation": asdict(evaluation)}),
     }
     return Prepared(
         clients,
@@ -126,8 +136,9 @@ def prepare(
         seed,
         trained,
         fixed,
-        judge,
+        judged_by,
         graded_loss,
+        held,
         before is not None and before.first_keys,
     )
 
@@ -142,11 +153,13 @@ def plan(
     model_options: dict[str, Any] | None = None,
     features: Spec | None = None,
     trust: Trust | Mapping[str, Any] | None = None,
+    evaluation: Evaluation | Mapping[str, Any] | None = None,
     **training: Any,
 ) -> PlanView:
     """What ``train`` with these arguments would do: noise per client, schedule, cost, warnings. No training."""
     options, settings = with_features(model_options, features), {"rounds": rounds, **training}
-    ready = prepare(clients, model, method, seed, options, settings, trust=Trust.parse(trust))
+    judged = Evaluation.parse(evaluation)
+    ready = prepare(clients, model, method, seed, options, settings, trust=Trust.parse(trust), evaluation=judged)
     return PlanView(ready.plan, ready.engine.dimension, ready.engine.describe(), seed)
 
 
@@ -167,6 +180,7 @@ def train(
     name: str | None = None,
     precision: str = "float32",
     trust: Trust | Mapping[str, Any] | None = None,
+    evaluation: Evaluation | Mapping[str, Any] | None = None,
     **training: Any,
 ) -> Run:
     """Train one model together, every client under its own budget.
@@ -189,6 +203,8 @@ def train(
     trust: ``{"noise": "shared", "colluders": 3}``: the server sees the sum of all updates alone, sites share the noise,
         and promises hold against the server and any three other sites (``Trust``). Default: noise per site, which holds
         against everybody.
+    evaluation: ``{"every": 5}``: hold some records of every client out, and judge the model by them as a deployment
+        would: with noise, paid from an account of their own (``Evaluation``); see ``result["evaluation"]``.
     training: keys of ``Training``: batch or rate, steps or epochs, lr, clip, sampling, select, …. ``lr``, ``clip``,
         ``rate`` and ``evaluate`` may be ``"auto"`` for any method.
 
@@ -206,7 +222,8 @@ def train(
         raise BadInput("resume=True needs out=, the folder of the run to go on with")
     before = planned(Path(out)) if out is not None and resume else None
     options, settings = with_features(model_options, features), {"rounds": rounds, **training}
-    ready = prepare(clients, model, method, seed, options, settings, before, precision, Trust.parse(trust))
+    chosen = Trust.parse(trust), Evaluation.parse(evaluation)
+    ready = prepare(clients, model, method, seed, options, settings, before, precision, *chosen)
     if shard is not None and kept and ready.plan.method.local.state:
         raise BadInput(
             f"{ready.plan.method.name!r} keeps state at clients, which a checkpoint of one process of several lacks"

@@ -18,6 +18,7 @@ from sordino.data.sources import SOURCES
 from sordino.data.survey import Survey, parse_survey
 from sordino.engine.devices import is_device
 from sordino.errors import BadInput
+from sordino.methods.evaluation import Evaluation
 from sordino.privacy.trust import Trust
 
 _PARTITION = ("beta", "shards", "max_classes", "similarity", "sizes")
@@ -264,6 +265,19 @@ class TrustKeys(Section):
     def chosen(self) -> Trust:
         """The choice as a value; refuses colluders where nothing is shared."""
         return Trust(self.noise, self.colluders, self.dropouts)
+
+
+class EvaluationKeys(Section):
+    """``[evaluation]``: how often the model is judged on held-out records, and what that may cost."""
+
+    every: int | None = Field(default=None, gt=0)
+    share: float = Field(default=0.2, gt=0, lt=1)
+    bins: int = Field(default=20, ge=2, le=1000, multiple_of=2)
+    spend: float = Field(default=0.8, gt=0, le=1)
+
+    def chosen(self) -> Evaluation:
+        """The settings as a value."""
+        return Evaluation(self.every, self.share, self.bins, self.spend)
 
 
 class CompareKeys(Section):

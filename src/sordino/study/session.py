@@ -25,6 +25,7 @@ from sordino.engine.devices import threads_for_step, torch_device
 from sordino.engine.evaluate import Observer
 from sordino.engine.mapped import MAPPED_BYTES, make_records
 from sordino.engine.rounds import stopped
+from sordino.engine.scoring import Scoring
 from sordino.engine.sharded import Shard
 from sordino.engine.simulate import Setup, simulate
 from sordino.engine.together import simulate_together
@@ -33,6 +34,7 @@ from sordino.methods import Plan
 from sordino.privacy.accounting import composed_epsilon
 from sordino.privacy.gate import Gate
 from sordino.privacy.generators import Keyed
+from sordino.privacy.held import HELD
 from sordino.privacy.ledger import Ledger, LedgerPlan
 from sordino.study.folder import Copies, Keeper
 from sordino.study.prepared import Prepared, Run
@@ -72,6 +74,7 @@ class Session:
         self.book = book if ready.plan.method.private else None
         self.run = run
         payable = {} if self.book is None else open_accounts(self.book, ready.plan, run)
+        judged = {} if self.book is None else open_held_accounts(self.book, ready.plan, run)
         shard = Shard.now()
         payable = payable if shard is None else shard.same(payable)
         if state is None and self.book is not None:
@@ -80,6 +83,9 @@ class Session:
         self.ready = replace(ready, plan=plan)
         self.gate = gate(self.book, Keyed(ready.key), run)
         self.setup = replace(make_setup(self.ready, self.gate, payable, device, records), shard=shard)
+        if plan.judging is not None and ready.held is not None:
+            scoring = Scoring(plan, plan.judging, ready.held, ready.judge or ready.engine, self.gate, judged)
+            self.setup = replace(self.setup, scoring=scoring)
         shown = (ready.judge or ready.engine).flatten(ready.template).to(device)
         first = shown if ready.judge is None else ready.engine.flatten(ready.trained).to(device)
         self.state = Checkpoint(0, first, shown) if state is None else state
@@ -249,6 +255,16 @@ def open_accounts(book: Ledger, plan: Plan, run: str) -> dict[str, int]:
     book.open_accounts({client.name: client.budget for client in plan.clients}, simulated=True)
     taking = [c for c in plan.clients if c.turns > 0 or any(c.queries)]
     return book.declare([LedgerPlan(c.name, run, *c.declaration()) for c in taking])
+
+
+def open_held_accounts(book: Ledger, plan: Plan, run: str) -> dict[str, int]:
+    """Open an account for everybody's held-out records, declare the evaluations, and return how many each can pay."""
+    if plan.judging is None:
+        return {}
+    judging, asked = plan.judging, [plan.clients[i] for i in plan.judging.who]
+    book.open_accounts({client.name + HELD: client.budget for client in asked}, simulated=True)
+    events = {plan.clients[i].name + HELD: judging.terms[i].event for i in judging.who}
+    return book.declare([LedgerPlan(name, run, (event,), judging.times) for name, event in events.items()])
 
 
 def check_payable(plan: Plan, payable: dict[str, int], book: Ledger, run: str) -> None:
