@@ -32,7 +32,7 @@ def survey(
     from sordino.cli import err_console, out_console
     from sordino.study.file import read_study
     from sordino.study.result import to_json
-    from sordino.study.survey.conduct import ask_sites
+    from sordino.study.serve import serve_survey
     from sordino.study.survey.rehearse import assumed, prepare, rehearse
     from sordino.study.survey.result import DRAFTED, SURVEY, write
     from sordino.study.survey.show import show_plan, show_result
@@ -57,7 +57,7 @@ def survey(
         from sordino.engine.federation.certificates import Keys
 
         err_console.print(f"asking {', '.join(read.deployment.sites)} at {host}:{port}", highlight=False)
-        result = ask_sites(read, folder, None if insecure else Keys(keys), host, port, resume)
+        result = serve_survey(read, folder, None if insecure else Keys(keys), host, port, resume)
     else:
         result = rehearse(read)
         write(result, folder)

@@ -181,7 +181,8 @@ def places(table: RawTable, survey: Survey) -> Places:
 
 def flat_places(table: RawTable, survey: Survey) -> Places:
     """The same, counted within the concatenated tables: f different cells a record, from 0 to ``survey.width`` − 1."""
-    return places(table, survey) + np.array(survey.starts)
+    flat: Places = places(table, survey) + np.array(survey.starts)
+    return flat
 
 
 def _robust(column: Column, held: Any, missing: Sequence[str]) -> Places:

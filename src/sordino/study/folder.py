@@ -68,12 +68,16 @@ def read_state(path: Path, device: torch.device) -> tuple[Checkpoint, list[str]]
     return state, lines
 
 
+SURVEYED = "survey"
+"""The kind of a folder in which sites were surveyed."""
+
+
 def check_kind(path: Path, kind: str) -> None:
-    """Refuse a folder that holds something else than a ``run``, ``sweep``, ``comparison`` or ``deployed run``."""
+    """Refuse a folder of another kind: a ``run``, ``sweep``, ``comparison``, ``deployed run`` or ``survey``."""
     if (path / "sweep.json").exists():
         found = "sweep"
     elif (path / "serve.json").exists():
-        found = "deployed run"
+        found = str(json.loads((path / "serve.json").read_text()).get("kind", "deployed run"))
     elif (path / "study.json").exists():
         found = "run"
     elif next(path.glob("*/seed-*/study.json"), None) is not None:

@@ -37,7 +37,7 @@ def draft(study: Study, figures: Figures) -> str:
     said = {"study": table.get("study", {}), "data": {**({"folder": folder} if folder else {}), **own}}
     said["data"].setdefault("invalid", "null")
     for name in ("budgets", "model", "method", "training", "evaluation", "trust", "deployment"):
-        if name in table and table[name]:
+        if table.get(name):
             said[name] = table[name]
     where = ", ".join(map(toml_value, figures.sites))
     lines = [_HEADER.format(records=_number(figures.records, study.survey.least), sites=where)]

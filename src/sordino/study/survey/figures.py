@@ -49,7 +49,8 @@ class ColumnFigures:
         else:
             found |= {"kind": "categories"}
             found["shares"] = [
-                {"value": name, "told_from_zero": told_from_zero(one), "share": one.plain()} for name, one in self.shares
+                {"value": name, "told_from_zero": told_from_zero(one), "share": one.plain()}
+                for name, one in self.shares
             ]
         return found
 

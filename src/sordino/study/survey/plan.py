@@ -9,13 +9,14 @@ from functools import cached_property
 from typing import Any
 
 from sordino.data.survey import Numbers, Survey
+from sordino.engine.federation.wire import SURVEY
 from sordino.errors import BadInput
 from sordino.privacy.accounting import calibrate_events
 from sordino.privacy.gate import Terms
 from sordino.privacy.types import Budget, Event, Sampling
 from sordino.server.counts import SURE, worth_pooling
 
-PART = "survey"
+PART = SURVEY
 """What a survey's tables are called in the ledger."""
 
 
