@@ -53,8 +53,11 @@ def cell_of(text: str, column: str) -> int:
         return 0
     if value > high:
         return bins + 1
-    share = math.log1p(value - low) / math.log1p(high - low) if about.get("log") else (value - low) / (high - low)
-    return 1 + min(int(share * bins), bins - 1)
+    for k in range(1, bins):
+        edge = low + (1 + high - low) ** (k / bins) - 1 if about.get("log") else low + (high - low) * k / bins
+        if value < edge:
+            return k
+    return bins
 
 
 def table(**columns: list[str | None]) -> RawTable:

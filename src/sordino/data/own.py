@@ -203,7 +203,7 @@ def schema_beside(path: Path) -> Mapping[str, Any]:
 
 def _read_client(file: Path, schema: Schema, invalid: str) -> Arrays:
     if kind_of(file) != "npz":
-        return encode_table(read_table(file, schema.columns, schema.delimiter), schema, invalid)
+        return encode_table(read_table(file, schema.columns, schema.delimiter or delimiter_of(file)), schema, invalid)
     try:
         with np.load(file, allow_pickle=False) as content:
             arrays = {key: content[key] for key in content.files}

@@ -56,6 +56,8 @@ class Schema:
         Declared ranges and declared values by column.
     fill
         The constant that stands in for a missing cell, by column.
+    delimiter
+        What stands between the cells of a line; by default what the file's header has most of.
     missing
         Words that mean "no value"; an empty cell and NaN always do.
     values
@@ -71,7 +73,7 @@ class Schema:
     fill: dict[str, Any] = field(default_factory=dict)
     missing: tuple[str, ...] = MISSING
     scale: str = "unit"
-    delimiter: str = ","
+    delimiter: str | None = None
     values: Interval | None = None
 
     @property
@@ -113,7 +115,7 @@ def parse_schema(raw: Mapping[str, Any]) -> Schema:
         fill=_table(raw, "fill"),
         missing=tuple(dict.fromkeys(("", *map(str, raw.get("missing", MISSING))))),
         scale=scale,
-        delimiter=str(raw.get("delimiter", ",")),
+        delimiter=str(raw["delimiter"]) if "delimiter" in raw else None,
         values=_interval(raw["values"], "values") if "values" in raw else None,
     )
     _check_roles(schema)
@@ -154,7 +156,7 @@ def _check_roles(schema: Schema) -> None:
             raise BadInput(f"data.schema.fill.{column}: there is no such numeric or categorical column")
         elif word(value) not in schema.categorical[column]:
             raise BadInput(f"{told}: use one of the declared values")
-    if len(schema.delimiter) != 1:
+    if schema.delimiter is not None and len(schema.delimiter) != 1:
         raise BadInput(f"data.schema.delimiter is {schema.delimiter!r}: it must be one character")
 
 
