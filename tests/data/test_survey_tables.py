@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
@@ -130,7 +131,9 @@ def test_edges_of_bins():
 
 
 def test_a_survey_survives_its_plain_form():
-    assert parse_survey(SURVEY.plain()) == SURVEY
+    sent = json.loads(json.dumps(SURVEY.plain(), sort_keys=True))  # as packets do
+    assert parse_survey(sent) == SURVEY
+    assert [one.name for one in parse_survey(sent).columns] == ["age", "dose", "ward", "ill"]
 
 
 @pytest.mark.parametrize(

@@ -66,4 +66,8 @@ def survey(
         return
     for one in show_result(result):
         out_console.print(one)
-    out_console.print(f"figures: {folder / SURVEY}\nstudy:   {folder / DRAFTED}", highlight=False, soft_wrap=True)
+    out_console.print(f"figures: {folder / SURVEY}", highlight=False, soft_wrap=True)
+    if result["draft"] is None:
+        err_console.print(f"[yellow]no study was drafted[/yellow]: {result['undrafted']}", highlight=False)
+        raise typer.Exit(1)
+    out_console.print(f"study:   {folder / DRAFTED}", highlight=False, soft_wrap=True)

@@ -159,8 +159,11 @@ class Survey:
         return [whole[at : at + len(one.cells)] for at, one in zip(self.starts, self.columns)]
 
     def plain(self) -> dict[str, Any]:
-        """The survey as plain values, which ``parse_survey`` reads: what a site is sent."""
-        columns = {one.name: one.plain() for one in self.columns}
+        """The survey as plain values, which ``parse_survey`` reads: what a site is sent.
+
+        Columns are a list of pairs: packets sort the keys of tables, and cells are counted in the columns' order.
+        """
+        columns = [[one.name, one.plain()] for one in self.columns]
         return {"target": self.target, "missing": list(self.missing), "columns": columns}
 
 
@@ -227,6 +230,7 @@ def read_raw(path: Path, survey: Survey) -> RawTable:
 def parse_survey(raw: Mapping[str, Any]) -> Survey:
     """The survey in plain tables (a study's ``[survey]``, or what a server sent); errors name the key and remedy."""
     columns, target = raw.get("columns"), raw.get("target")
+    columns = dict(columns) if isinstance(columns, list) else columns
     if not isinstance(columns, Mapping) or not columns:
         raise BadInput(
             "survey.columns is missing: declare what is asked, such as [survey.columns.age] with low = 0, high = 110"

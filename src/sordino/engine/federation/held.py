@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from sordino.client.rows import Records
+from sordino.engine.federation.limits import BLANK
 from sordino.engine.federation.state import commitment
 from sordino.errors import BadInput
 from sordino.privacy.held import held_out, places
@@ -52,6 +53,8 @@ def commit_to(ledger: Ledger, file: Path, records: Records, by_file: bool) -> Co
     known = ledger.bindings()
     if known[-1].commitment.startswith(FILED) if known else by_file:
         return lambda salt: FILED + file_hash(file, salt)
+    if tuple(records.x.shape[1:]) == BLANK:  # they are all alike, so a commitment to them would hold for any file
+        raise BadInput(f"{ledger.path} is tied to records as a schema encodes them: give this site its schema again")
     return lambda salt: commitment(records, salt)
 
 

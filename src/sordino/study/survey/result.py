@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from sordino._version import __version__
 from sordino.engine.checkpoint import write_atomic
+from sordino.errors import BadInput
 from sordino.study.file import Study
 from sordino.study.result import to_json
 from sordino.study.survey.draft import draft
@@ -29,8 +30,13 @@ def made(
     refused: Mapping[str, str],
     simulated: bool,
 ) -> dict[str, Any]:
-    """What a survey found, as survey.json holds it."""
+    """What a survey found, as survey.json holds it; ``undrafted`` says why there is no draft."""
     figures, least = find(plan, tables), study.survey.least
+    drafted, undrafted = None, None
+    try:
+        drafted = draft(study, figures)
+    except BadInput as error:  # the figures were paid for: they are kept all the same
+        undrafted = str(error)
     about = {
         "schema": 1,
         "study": study.study.name,
@@ -45,7 +51,8 @@ def made(
         "columns": [one.plain(least) for one in figures.columns],
         "spent": {name: dict(one) for name, one in spent.items()},
         "refused": dict(refused),
-        "draft": draft(study, figures),
+        "draft": drafted,
+        "undrafted": undrafted,
         "versions": {"sordino": __version__},
     }
     plain: dict[str, Any] = json.loads(to_json(about))
@@ -53,7 +60,8 @@ def made(
 
 
 def write(result: Mapping[str, Any], folder: Path) -> None:
-    """The drafted study first: survey.json says that all is there."""
+    """The drafted study first, where there is one: survey.json says that all is there."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_atomic(folder / DRAFTED, str(result["draft"]).encode())
+    if result["draft"] is not None:
+        write_atomic(folder / DRAFTED, str(result["draft"]).encode())
     write_atomic(folder / SURVEY, to_json(dict(result), indent=1).encode())
