@@ -143,12 +143,12 @@ class Tape:
         grant, seal, count = Gate.grant, Gate._seal, Gate.count
         charge, declare, batches = Ledger.charge, Ledger.declare, Keyed.batches
 
-        def granted(gate: Gate, turns: Any, terms: Any, request: str) -> Permit:
+        def granted(gate: Gate, turns: Any, terms: Any, request: str, masks: str = "") -> Permit:
             names = [f"{one.what!r} of {told(turn)}" for turn, one in zip(turns, terms)]
             self.same("charge", f"a grant of {', '.join(names)}", [terms_of(terms), request])
             for turn, one in zip(turns, terms):
                 self.granted.update({(turn, one.what, part): one.count for part, _ in one.parts})
-            return grant(gate, turns, terms, request)
+            return grant(gate, turns, terms, request, masks)
 
         def sealed(gate: Gate, permit: Permit, part: str, step: int, total: Tensor, bound: Tensor, *more: Any) -> Any:
             where = f"the release of {part!r}, step {step}, {', '.join(told(turn) for turn in permit.turns)}"
@@ -202,9 +202,9 @@ class Tape:
                 found[part].value = known[1].clone()
             return found
 
-        def charged(ledger: Ledger, charges: Any, replay: bool = False) -> Any:
-            self.same("charge", "a charge", [replay, *(replace(one, run="", request="") for one in charges)])
-            return charge(ledger, charges, replay)
+        def charged(ledger: Ledger, charges: Any, replay: bool = False, once: bool = False) -> Any:
+            self.same("charge", "a charge", [replay, once, *(replace(one, run="", request="") for one in charges)])
+            return charge(ledger, charges, replay, once)
 
         def declared(ledger: Ledger, plans: Any, *more: Any) -> Any:
             found = declare(ledger, plans, *more)
