@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy import stats
 from survey_files import NUMBERS, SITES, study, write_files, write_sites
 from typer.testing import CliRunner
 
@@ -20,6 +21,7 @@ from sordino.engine.federation import wire
 from sordino.errors import BadInput, BudgetRefused
 from sordino.privacy.held import HELD
 from sordino.privacy.ledger import Ledger
+from sordino.privacy.types import Budget
 from sordino.server.counts import Estimate
 from sordino.study.conduct import conduct, set_up
 from sordino.study.file import make_study
@@ -285,8 +287,23 @@ def test_noise_is_calibrated_to_the_share_and_the_deviations_are_those_that_come
         asked.study.seed = seed
         results.append(rehearse(asked))
     for column, expected in zip(range(6), results[0]["expected"]):
-        found = np.std([one["columns"][column]["missing"]["high"] for one in results])
-        assert 0 < found < expected["missing"]  # half an interval is about two deviations
+        found = np.std([one["columns"][column]["missing"]["value"] for one in results])
+        assert found < expected["missing"]  # half an interval is about two deviations
+        if column < 4:  # the others have nothing missing, and shares are not below 0
+            assert found > expected["missing"] / 4
+
+
+@pytest.mark.parametrize("adjacency", ["zero-out", "replace-one"])
+def test_what_a_survey_costs_agrees_with_the_gaussian_mechanism(place, adjacency):
+    """z against δ = Φ(μ/2 − ε/μ) − e^ε·Φ(−μ/2 − ε/μ) with μ = 1/z, and σ against the sensitivity of all columns."""
+    survey = make_study(study(place[0])).survey.asked()
+    for epsilon in (0.1, 1.0, 7.0):
+        plan = plan_survey(survey, 0.4, {"a": 100}, {"a": Budget(epsilon, 1e-6, adjacency)})
+        mu, spent = 1 / plan.sites[0].noise, 0.4 * epsilon
+        delta = stats.norm.cdf(mu / 2 - spent / mu) - math.exp(spent) * stats.norm.cdf(-mu / 2 - spent / mu)
+        assert delta == pytest.approx(1e-6, rel=0.01)
+        factor = 2.0 if adjacency == "replace-one" else 1.0
+        assert plan.deviation(plan.sites[0]) == pytest.approx(factor * math.sqrt(6) / mu)
 
 
 def test_the_command_fits_eighty_columns(place, monkeypatch):
