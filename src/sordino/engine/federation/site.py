@@ -18,27 +18,27 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sordino.client.rows import Records, Rows, seen_alone
-from sordino.client.turn import answer, share, take_turn
+from sordino.client.turn import answer, take_turn
 from sordino.engine.devices import threads_for_step
 from sordino.engine.federation import wire
-from sordino.engine.federation.descriptor import Descriptor, hashed_tensors, participants_of
 from sordino.engine.federation.held import parted
 from sordino.engine.federation.job import Job, accept, canonical, safe, understand
 from sordino.engine.federation.limits import Declared, Policy, Refused
-from sordino.engine.federation.masks import erase_key, keep_key, load_key, masked, signed_key
+from sordino.engine.federation.masks import erase_key, keep_key, load_key, signed_key
 from sordino.engine.federation.pact import Member, Pact, check_willing, shared_trust
 from sordino.engine.federation.peers import Peers
 from sordino.engine.federation.policy import check_bounds, check_place
 from sordino.engine.federation.state import LocalState, commitment
 from sordino.engine.federation.surveying import Raw, answer_survey, check_survey
-from sordino.engine.federation.wire import Packet, pack, unpack
+from sordino.engine.federation.taking_part import TakingPart
+from sordino.engine.federation.wire import Packet, pack, unpack, whole
 from sordino.errors import BadInput, BudgetRefused, SordinoError
 from sordino.methods import Method
 from sordino.privacy.gate import Gate, Permit, Terms, key_of
 from sordino.privacy.generators import Secret, Source, Turn
 from sordino.privacy.held import HELD
 from sordino.privacy.ledger import Commit, Ledger, LedgerPlan
-from sordino.privacy.types import Budget, Release, derive
+from sordino.privacy.types import Budget, Release
 from sordino.server.broadcast import Frame, check_broadcast
 
 log = logging.getLogger("sordino.site")
@@ -69,7 +69,8 @@ class Site:
     stored bytes, a changed one is a new charge (R11); (4) batches and noise come from a secret generator (R9). Another
     ``source`` can be injected from Python at the site alone, for tests, and marks the ledger NOT PRIVATE; (5) every
     limit of the policy is checked with every request, against the site's own ledger, whatever came before it; (6) the
-    ledger is this site's, and was kept for these records.
+    ledger is this site's, and was kept for these records; (7) where noise is shared, a message leaves under masks, one
+    for a descriptor ever, and only if the noise of those whom this site knows is worth what it is charged for.
     """
 
     def __init__(
@@ -183,7 +184,7 @@ class Site:
     def _ask(self, packet: Packet, request: str) -> bytes:
         """Answer a question from a batch of its own."""
         job, _ = self._job(packet)
-        place = _whole(packet, "place")
+        place = whole(packet, "place")
         questions = [one.question for one in job.method.ask if one.batch == "own"]
         if not 0 <= place < len(questions):
             raise Refused(f"method {job.method.name!r} has no question number {place}")
@@ -202,7 +203,7 @@ class Site:
     def _turn(self, packet: Packet, request: str) -> bytes:
         """Take a turn: the method's local steps from the weights that were sent."""
         job, _ = self._job(packet)
-        count = _whole(packet, "count")
+        count = whole(packet, "count")
         if not job.plan.adaptive and count != job.terms.count:
             raise Refused(f"a turn of this run has {job.terms.count} steps, not {count}")
         if not 1 <= count <= self.policy.steps:
@@ -213,7 +214,7 @@ class Site:
         bounds = {"gradient": job.work.clip.bound(public), **{q.what: q.bound(public) for q in job.work.also}}
         check_bounds(self.policy, {part: _number(bound) for part, bound in bounds.items()}, job.method.private)
         state = LocalState(self.folder / "runs" / job.run, job.work.local.state, job.work.engine.dimension)
-        number, copy, since = (_whole(packet, key) for key in ("round", "copy", "since"))
+        number, copy, since = (whole(packet, key) for key in ("round", "copy", "since"))
         if not 0 <= since < number:
             raise Refused(f"round {number} cannot follow round {since}")
 
@@ -230,40 +231,17 @@ class Site:
 
     def _masked(self, job: Job, pact: Pact, packet: Packet, request: str, place: int) -> bytes:
         """Take part in a sum: the turn (``place`` 0) or a question, as integers under masks that cancel in it."""
-        terms = (job.terms, *job.asks)[place]
-        own = [one.question for one in job.method.ask if one.batch == "own"]
-        question = own[place - 1] if place else None
         public, start = self._inputs(job, packet)
-        asked = (question,) if question is not None else job.work.also
-        limits = {} if question is not None else {"gradient": job.work.clip.bound(public)}
-        bounds = {part: _single(bound) for part, bound in (limits | {q.what: q.bound(public) for q in asked}).items()}
-        check_bounds(self.policy, bounds, private=True)
-        names = participants_of(pact.charter, packet.facts["participants"])
-        pact.check_round(place, terms, names)
-        sent = {name: value for name, value in packet.tensors.items() if name != "weights"}
-        descriptor = Descriptor(
-            pact.charter.digest,
-            _whole(packet, "round"),
-            _whole(packet, "copy"),
-            place,
-            names,
-            tuple(bounds.values()),
-            hashed_tensors({"weights": start.value}),
-            hashed_tensors(sent, packet.facts["public"]),
-        )
-        key, others = load_key(self._key_file(job.run)), {one: pact.keys[one] for one in names if one != self.name}
+        part = TakingPart.of(job, pact, packet, place, public)
+        check_bounds(self.policy, part.bounds, private=True)
+        key = load_key(self._key_file(job.run))
 
         def work(rows: Rows, permit: Permit, gate: Gate) -> Packet:
-            found = share(job.work, rows, start, public, permit, gate, question)
-            hidden = derive(
-                "message under masks",
-                lambda whole: torch.from_numpy(masked(whole.numpy(), self.name, key, others, descriptor.digest)),
-                found,
-            )
-            kind, about = wire.ANSWER if place else wire.UPLOAD, {"descriptor": descriptor.digest.hex()}
-            return Packet(kind, _place(packet) | about, _sealed({wire.MASKED: hidden}))
+            sent = part.message(rows, start, public, permit, gate, key)
+            kind, about = wire.ANSWER if place else wire.UPLOAD, {"descriptor": part.digest}
+            return Packet(kind, _place(packet) | about, _sealed({wire.MASKED: sent}))
 
-        return self._release(job, packet, request, terms, work, descriptor.digest.hex())
+        return self._release(job, packet, request, part.terms, work, part.digest)
 
     def _key_file(self, run: str) -> Path:
         """Where the run's own key lies, from the first hello to the farewell."""
@@ -282,7 +260,7 @@ class Site:
 
         ``masks``: the digest that a message is masked under, which is used for one message ever.
         """
-        turn = Turn(self.account, _whole(packet, "round"), _whole(packet, "copy"))
+        turn = Turn(self.account, whole(packet, "round"), whole(packet, "copy"))
         check_place(self.policy, job.rounds, turn.round, turn.copy, max((job.plan.turns, *job.plan.queries)))
         private = job.method.private
         key = key_of(turn, terms, masks)
@@ -331,6 +309,7 @@ class Site:
         runs = {standing.plan.run for standing in self.ledger.standings(self.account)}
         LocalState(self.folder / "runs" / run, (), 0).forget()
         erase_key(self._key_file(run))
+        self._accepted.cache_clear()  # it holds the key too
         if run not in runs:
             return pack(Packet(wire.FACTS, {"name": self.name}))
         self.ledger.close_plan(self.account, run)
@@ -411,17 +390,5 @@ def _place(packet: Packet) -> dict[str, Any]:
     return {"round": packet.facts["round"], "copy": packet.facts["copy"]}
 
 
-def _whole(packet: Packet, key: str) -> int:
-    value = packet.facts[key]
-    if type(value) is not int:  # a truth value is none, nor is 3.0 or "3"
-        raise Refused(f"{key!r} is {value!r}: a whole number was expected")
-    return value
-
-
 def _number(bound: Tensor | float) -> float:
     return float(bound)
-
-
-def _single(bound: Tensor | float) -> float:
-    """A bound as the gate takes it, in single precision: masks rest on every digit of it."""
-    return float(np.float32(float(bound)))

@@ -113,6 +113,14 @@ def terms_from_plain(plain: Mapping[str, Any]) -> Terms:
     return found
 
 
+def whole(packet: Packet, key: str) -> int:
+    """A whole number among a packet's facts; a truth value is none, nor is 3.0 or "3"."""
+    value = packet.facts[key]
+    if type(value) is not int:
+        raise BadInput(f"{key!r} is {value!r}: a whole number was expected")
+    return value
+
+
 def public_to_wire(public: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """A broadcast, split into what a packet holds as plain facts and as tensors."""
     plain = {name: value for name, value in public.items() if not isinstance(value, Tensor)}
