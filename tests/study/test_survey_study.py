@@ -60,7 +60,7 @@ def surveyed(place):
 
 
 def test_every_interval_contains_what_the_files_say_nearly_always(place, surveyed):
-    rows = [row for name in surveyed[1]["pooled"] for row in place[1][name]]
+    rows = [row for name in surveyed[1]["sites"] for row in place[1][name]]
     held, told = 0, 0
     for k, column in enumerate(surveyed[1]["columns"]):
         cells = [row[k] for row in rows]
@@ -233,7 +233,7 @@ def test_one_odd_reply_does_not_stop_the_others(tmp_path):
         set_up(tmp_path / "run", make_study(study(tmp_path)), False, kind=SURVEYED)
         result = conduct_survey(tmp_path / "run", Wires(sites, fault=fault))
     assert set(result["refused"]) == {"east", "west"}
-    assert set(result["pooled"]) <= {"north", "south"}
+    assert set(result["sites"]) <= {"north", "south"}
 
 
 def test_a_rehearsal_is_repeated_exactly_and_says_what_it_is(place):
@@ -243,6 +243,40 @@ def test_a_rehearsal_is_repeated_exactly_and_says_what_it_is(place):
     other = study(place[0])
     other["study"]["seed"] = 2
     assert rehearse(make_study(other))["columns"] != once["columns"]
+
+
+def test_a_site_whose_noise_would_drown_the_others_is_not_asked_and_pays_nothing(place):
+    strict = study(place[0])
+    strict["budgets"]["epsilon"] = {**SITES, "north": 0.05}
+    found = rehearse(make_study(strict))
+    assert [one["site"] for one in found["plan"]["sites"] if not one["asked"]] == ["north"]
+    assert set(found["spent"]) == set(found["sites"]) == set(SITES) - {"north"}
+    assert found["records"] == sum(one["held"] for one in found["plan"]["sites"] if one["asked"])
+
+
+def test_a_survey_is_taken_up_again_from_what_was_heard(surveyed):
+    folder, result, _ = surveyed
+    (folder / "run" / "survey.json").unlink()
+    nobody = Wires({})
+    assert conduct_survey(folder / "run", nobody) == result
+    assert not nobody.heard
+
+
+def test_records_with_ids_may_stand_elsewhere_in_the_file(tmp_path):
+    """Whose record it is decides, not where it stands."""
+    rows = write_files(tmp_path, 1)["north"]
+    path = write_sites(tmp_path, 'held_out = 0.5\nid = "radius"')["north"]
+    survey = make_study(study(tmp_path)).survey.asked()
+    with read_site(path).open() as site:
+        before = site.raw(survey)
+    held = read_site(path)
+    with Ledger(tmp_path / "north" / "ledger.db") as ledger:
+        (tmp_path / "files" / "north.csv").write_text(
+            "\n".join([",".join([*NUMBERS, "ward", "diagnosis"]), *(",".join(row) for row in rows[::-1])]) + "\n"
+        )
+        after = held._raw(ledger)(survey)
+    assert sorted(before.tolist()) == sorted(after.tolist())
+    assert 0.3 < len(before) / len(rows) < 0.7
 
 
 def test_small_counts_are_told_as_fewer_than(place):

@@ -51,8 +51,8 @@ def _conduct(folder: Path, transport: Transport) -> dict[str, Any]:
     for one in facts.values():  # JSON has no infinity: a null ε is one again
         one["epsilon"] = math.inf if one["epsilon"] is None else one["epsilon"]
     plan = planned(study, facts)
-    log.info("asking %d sites for %d cells each", len(plan.sites), plan.survey.width)
-    notice_of(folder, {"round": 0, "phase": "survey", "asked": list(facts)})
+    log.info("asking %d sites for %d cells each", len(plan.asked), plan.survey.width)
+    notice_of(folder, {"round": 0, "phase": "survey", "asked": [one.name for one in plan.asked]})
     tables, spent, refused = ask(transport, brief, plan, study.deployment.timeout, Inbox(folder / "inbox"))
     result = made(study, plan, tables, spent, enrolled["refused"] | refused, simulated=False)
     write(result, folder)
@@ -91,12 +91,12 @@ def ask(
     """
     requests = [
         (one.name, pack(Packet(wire.SURVEY, {"brief": brief, "terms": wire.terms_to_plain(one.terms)})))
-        for one in plan.sites
+        for one in plan.asked
     ]
     heard = exchange(transport, requests, seconds, inbox, "survey")
     tables, spent, refused = {}, {}, dict(heard.refused) | dict.fromkeys(heard.absent, "it did not answer")
     for i, packet in heard.replies.items():
-        name = plan.sites[i].name
+        name = plan.asked[i].name
         try:
             tables[name] = _table(packet, plan.survey.width)
             spent[name] = {key: _epsilon(packet.facts.get(key)) for key in ("survey_epsilon", "held_epsilon")}

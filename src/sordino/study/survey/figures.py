@@ -76,12 +76,8 @@ def told_from_zero(share: Estimate) -> bool:
 
 
 def find(plan: SurveyPlan, tables: Mapping[str, NDArray[np.float64]]) -> Figures:
-    """The figures of the pooled sites' tables, which are added up; sites that did not answer are left out.
-
-    Where none of the pooled sites answered, those that did are taken.
-    """
-    sites = tuple(one.name for one in plan.sites if one.name in tables and one.name in plan.pooled)
-    sites = sites or tuple(one.name for one in plan.sites if one.name in tables)
+    """The figures of the tables that sites gave, which are added up."""
+    sites = tuple(one.name for one in plan.asked if one.name in tables)
     records, deviation = plan.total(sites)
     whole = np.sum([tables[name] for name in sites], axis=0)
     columns = []

@@ -53,14 +53,17 @@ class SurveyPlan:
         return site.noise * site.budget.adjacency.sensitivity * self.survey.norm
 
     @cached_property
-    def pooled(self) -> tuple[str, ...]:
-        """The sites whose tables are added up, by public facts: the others' noise would drown them."""
+    def asked(self) -> tuple[SurveyedSite, ...]:
+        """The sites that are asked, whose tables are added up: the noise of the others would drown them.
+
+        Public facts alone decide, before anybody pays for a table that is of no use.
+        """
         chosen = worth_pooling([one.held for one in self.sites], [self.deviation(one) for one in self.sites])
-        return tuple(self.sites[i].name for i in chosen)
+        return tuple(self.sites[i] for i in chosen)
 
     def total(self, among: Sequence[str] | None = None) -> tuple[int, float]:
-        """Records and deviation of a cell in the sum of the sites that are pooled, or of these."""
-        some = [one for one in self.sites if one.name in (self.pooled if among is None else among)]
+        """Records and deviation of a cell in the sum of the sites that are asked, or of these among them."""
+        some = [one for one in self.asked if among is None or one.name in among]
         return sum(one.held for one in some), math.sqrt(sum(self.deviation(one) ** 2 for one in some))
 
     def expected(self) -> list[dict[str, Any]]:
@@ -95,7 +98,7 @@ class SurveyPlan:
                 "survey_epsilon": _finite(one.epsilon),
                 "noise": one.noise,
                 "deviation": self.deviation(one),
-                "pooled": one.name in self.pooled,
+                "asked": one in self.asked,
             }
             for one in self.sites
         ]

@@ -73,9 +73,9 @@ def release(
     released, spent = {}, {}
     with Ledger(folder / "ledger.db", durable=False) as ledger:
         gate = Gate(ledger, Keyed(run), run)
-        ledger.open_accounts({one.name + HELD: one.budget for one in plan.sites}, simulated=True)
-        ledger.declare([LedgerPlan(one.name + HELD, run, (one.terms.event,), 1) for one in plan.sites])
-        for one in plan.sites:
+        ledger.open_accounts({one.name + HELD: one.budget for one in plan.asked}, simulated=True)
+        ledger.declare([LedgerPlan(one.name + HELD, run, (one.terms.event,), 1) for one in plan.asked])
+        for one in plan.asked:
             account = one.name + HELD
             permit = gate.grant([Turn(account, 1)], [one.terms], fingerprint(plan.survey.plain(), one.noise))
             cells = torch.from_numpy(flat_places(tables[one.name], plan.survey)[masks[one.name]])

@@ -45,7 +45,7 @@ def made(
         "spend": study.survey.spend,
         "plan": plan.plain(least),
         "expected": plan.expected(),
-        "pooled": list(figures.sites),
+        "sites": list(figures.sites),
         "records": {"fewer_than": least} if figures.records < least else figures.records,
         "deviation": figures.deviation,
         "columns": [one.plain(least) for one in figures.columns],

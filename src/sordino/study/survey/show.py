@@ -20,14 +20,14 @@ SHOWN = 8
 def show_plan(plan: SurveyPlan, least: int, assumed: bool = False) -> Iterator[RenderableType]:
     """What it costs every site, and how precise the figures will be."""
     about = plan.plain(least)
-    sites = _table("the survey's cost", "site", "held out", "ε", "for it", "noise z", "± a cell", "pooled")
+    sites = _table("the survey's cost", "site", "held out", "ε", "for it", "noise z", "± a cell", "asked")
     for one in about["sites"]:
         epsilons = ["∞" if one[key] is None else f"{one[key]:.3g}" for key in ("epsilon", "survey_epsilon")]
         numbers = [f"{one['noise']:.3g}", f"{one['deviation']:.3g}"]
-        sites.add_row(one["site"], _held(one["held"]), *epsilons, *numbers, "yes" if one["pooled"] else "no")
+        sites.add_row(one["site"], _held(one["held"]), *epsilons, *numbers, "yes" if one["asked"] else "no")
     yield sites
-    if not all(one["pooled"] for one in about["sites"]):
-        yield Text("not pooled: its noise is so large for its records that the others' figures are better without it")
+    if not all(one["asked"] for one in about["sites"]):
+        yield Text("not asked: its noise is so large for its records that the figures are better without it")
     expected = _table("how far figures will be off (95 %)", "column", "missing", "share", "told from 0", "quantile")
     for one in plan.expected():
         shares = [f"± {100 * one[key]:.2g} %" if key in one else "" for key in ("missing", "share")]
@@ -41,7 +41,7 @@ def show_plan(plan: SurveyPlan, least: int, assumed: bool = False) -> Iterator[R
 
 def show_result(result: Mapping[str, Any]) -> Iterator[RenderableType]:
     """What was found, and what every site paid."""
-    table = _table(f"{_held(result['records'])} records of {len(result['pooled'])} sites", "column", "missing", "what")
+    table = _table(f"{_held(result['records'])} records of {len(result['sites'])} sites", "column", "missing", "what")
     for one in result["columns"]:
         table.add_row(one["column"], _percent(one["missing"]), "\n".join(_lines(one)))
     yield table
