@@ -90,14 +90,14 @@ def write(path: Path, lines: list[str] | list[bytes]) -> Path:
     return path
 
 
-@pytest.mark.parametrize("suffix", [".csv", ".csv.gz"])
-def test_a_row_moves_the_table_by_at_most_the_root_of_the_columns_whatever_it_holds(tmp_path, suffix):
+@pytest.mark.parametrize(("suffix", "every"), [(".csv", 1), (".csv.gz", 9)])
+def test_a_row_moves_the_table_by_at_most_the_root_of_the_columns_whatever_it_holds(tmp_path, suffix, every):
     file = tmp_path / f"a{suffix}"
     usual = released(write(file, CLEAN))
     assert usual.sum() == 4 * len(CLEAN)
     random = np.random.default_rng(0)
     bad = [bytes(random.choice(list(b'",;\r\\ \x00\xff\xc30a.e-nN'), size).tolist()) for size in range(60)]
-    for row in [*ROWS, *bad]:
+    for row in [*ROWS, *bad][::every]:
         for place in (0, 17, len(CLEAN) - 1):
             found = released(write(file, [*CLEAN[:place], row, *CLEAN[place + 1 :]]))
             assert found.sum() == 4 * len(CLEAN)  # there are as many records as before, each once a column
@@ -119,12 +119,12 @@ def test_entries_of_a_parquet_file_do_not_touch_each_other(tmp_path):
 
 
 def replayed(folder: Path, adjacency: str, change: tuple[int, str] | None, tape: Tape) -> tuple[list[Any], int]:
-    """One survey of four sites on files of their own; ``change``: a line of south's file, and what it is instead.
+    """One survey of four sites on files of their own; ``change``: a line of west's file, and what it is instead.
 
-    What was said, and the line of a record that south holds out.
+    What was said, and the line of a record that west holds out.
     """
     write_files(folder, 1)
-    file = folder / "files" / "south.csv"
+    file = folder / "files" / "west.csv"
     lines = file.read_bytes().split(b"\n")
     if change is not None:
         lines[change[0]] = change[1].encode()
@@ -136,7 +136,7 @@ def replayed(folder: Path, adjacency: str, change: tuple[int, str] | None, tape:
         for name, path in write_sites(folder).items():
             path.write_text(path.read_text() + f'adjacency = "{adjacency}"\n')
             sites[name] = stack.enter_context(read_site(path).open(Fixture("a key")))
-        held = read_site(folder / "south.toml").held(sites["south"].ledger, len(lines) - 2)
+        held = read_site(folder / "west.toml").held(sites["west"].ledger, len(lines) - 2)
         wires, serve = Wires(sites), folder / "run" / "serve.json"
         set_up(folder / "run", make_study(asked), False, kind=SURVEYED)
         serve.write_text(json.dumps(json.loads(serve.read_text()) | {"run": "run1"}))
@@ -148,15 +148,15 @@ def replayed(folder: Path, adjacency: str, change: tuple[int, str] | None, tape:
 @pytest.mark.parametrize(
     ("adjacency", "row"),
     [
-        ("replace-one", "1e308;1e308;nan;nan;😀;?"),
-        ("replace-one", '";;;;;'),
+        ("replace-one", "1e308,1e308,nan,nan,😀,?"),
+        ("replace-one", '",,,,,'),
         ("replace-one", ""),
-        ("zero-out", "NA;NA;NA;NA;NA;NA"),  # a row in a file is never zero: it may move tables by √2 more than that
+        ("zero-out", "NA,NA,NA,NA,NA,NA"),  # a row in a file is never zero: it may move tables by √2 more than that
     ],
 )
 def test_replay_on_files_that_differ_in_a_held_out_row(tmp_path, monkeypatch, adjacency, row):
     monkeypatch.setattr(secrets, "token_bytes", lambda count: b"the same split in both runs".ljust(count)[:count])
-    tape = Tape(frozenset({"south"}))
+    tape = Tape(frozenset({"west"}))
     first, line = replayed(tmp_path / "1", adjacency, None, tape)
     second, _ = replayed(tmp_path / "2", adjacency, (line, row), tape)
     compare_messages(tape, first, second)
