@@ -30,13 +30,13 @@ class Evaluation:
     ----------
     every: evaluate every this many rounds, and in the last; None: ten times in all.
     share: the share of every client's records that is held out in a simulation; a site decides for itself.
-    bins: score bins of two classes, or bins of residuals; an even number.
+    bins: score bins of two classes, or bins of residuals; an even number. Every bin has its own noise.
     spend: how much of each client's ε the evaluations of one run may use.
     """
 
     every: int | None = None
     share: float = 0.2
-    bins: int = 20
+    bins: int = 10
     spend: float = 0.8
 
     def __post_init__(self) -> None:

@@ -272,7 +272,7 @@ class EvaluationKeys(Section):
 
     every: int | None = Field(default=None, gt=0)
     share: float = Field(default=0.2, gt=0, lt=1)
-    bins: int = Field(default=20, ge=2, le=1000, multiple_of=2)
+    bins: int = Field(default=10, ge=2, le=1000, multiple_of=2)
     spend: float = Field(default=0.8, gt=0, le=1)
 
     def chosen(self) -> Evaluation:
