@@ -46,11 +46,11 @@ class Policy:
         one: it can start several, and the budget is what limits them together.
     least_noise: the smallest noise multiplier of any release, whatever the budget would pay for.
     clip: the range of clipping radii. A tiny radius would put noise below what floats resolve, so there is a floor.
-    survey: whether held-out records may be asked what their columns hold.
     modules: Python modules that methods, parts and features named ``module:attribute`` may come from; this site's
         copies run.
     colluders: how many other sites may at least conspire with the server without breaking this site's promise, where
         noise is shared; None: noise is not shared, this site adds all that its budget asks for.
+    survey: whether held-out records may be asked what their columns hold.
     """
 
     methods: tuple[str, ...] | None = None
@@ -63,5 +63,5 @@ class Policy:
     least_noise: float = 0.1
     clip: tuple[float, float] = (1e-4, 1e4)
     modules: tuple[str, ...] = ()
-    survey: bool = True
     colluders: int | None = None
+    survey: bool = True
