@@ -32,6 +32,7 @@ from sordino.engine.federation.exchange import farewell
 from sordino.engine.federation.masks import load_key, signed_key
 from sordino.privacy.gate import Gate, Permit
 from sordino.privacy.generators import Keyed
+from sordino.privacy.held import HELD
 from sordino.privacy.ledger import Ledger
 from sordino.privacy.types import Release
 
@@ -142,7 +143,7 @@ class Tape:
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Record, or compare and replay, all that passes gate, ledger, generator and turn."""
-        grant, seal, whole = Gate.grant, Gate._seal, Gate.release_whole
+        grant, seal, whole, count = Gate.grant, Gate._seal, Gate.release_whole, Gate.count
         charge, declare, batches = Ledger.charge, Ledger.declare, Keyed.batches
 
         def granted(gate: Gate, turns: Any, terms: Any, request: str, masks: str = "") -> Permit:
@@ -181,6 +182,28 @@ class Tape:
                 self.say("release", f"{where}: from the same sum came another release (divisor, or noise)")
             again.value = known[2].clone()
             return again
+
+        def counted(gate: Gate, permit: Permit, step: int, tables: Any) -> Any:
+            found, (turn,), (terms,) = count(gate, permit, step, tables), permit.turns, permit.terms
+            for part, (cells, width) in tables.items():
+                where = f"the counts of {part!r}, step {step}, {told(turn)}"
+                self.made[turn, terms.what, part] += 1
+                if self.made[turn, terms.what, part] > self.granted[turn, terms.what, part]:
+                    self.say("charge", f"{where} were never granted")
+                inside = cells[(cells >= 0) & (cells < width)]
+                total = torch.bincount(inside, minlength=width).double()
+                known = self.next("release", where, [total, found[part].value.clone()])
+                if known is None:
+                    continue
+                move, allowed = float((known[0] - total).norm()), terms.adjacency.sensitivity * cells.shape[1] ** 0.5
+                allowed = allowed if turn.client.removesuffix(HELD) in self.changed else 0.0
+                if move > allowed * (1 + 1e-12):
+                    self.say("sum", f"{where} moved by {move:.6g}, at most {allowed:.6g} was declared")
+                self.moved = max(self.moved, move / allowed if allowed else 0.0)
+                if not torch.allclose(found[part].value - total, known[1] - known[0], rtol=0, atol=1e-9):
+                    self.say("release", f"{where}: the noise was another")
+                found[part].value = known[1].clone()
+            return found
 
         def shared(gate: Gate, permit: Permit, step: int, batch: Any, bounds: Any, width: int) -> Any:
             """Integers with the same noise in both runs: they differ by what one record moved, and by nothing else."""
@@ -246,7 +269,7 @@ class Tape:
             for owner, name, by in (
                 *((Gate, "release_whole", shared), (taking_part, "share", added(taking_part.share))),
                 *((Gate, "grant", granted), (Gate, "_seal", sealed), (Ledger, "charge", charged)),
-                *((Ledger, "declare", declared), (Keyed, "batches", drawn)),
+                *((Ledger, "declare", declared), (Keyed, "batches", drawn), (Gate, "count", counted)),
                 *((room, "take_turn", turned(room.take_turn)) for room in (simulate, site)),
                 *((room, "answer", answered(room.answer)) for room in (simulate, site)),
             ):

@@ -83,7 +83,7 @@ def serve(
     from sordino.study.serve import serve as run
     from sordino.study.status import line_of
 
-    _begin(err_console, insecure)
+    begin(err_console, insecure)
     read = read_study(study, set_)
     if read.tune:
         raise BadInput(
@@ -114,7 +114,7 @@ def join(
     from sordino.cli import err_console
     from sordino.study.join import join as take_part
 
-    _begin(err_console, insecure)
+    begin(err_console, insecure)
     try:
         take_part(site, insecure=insecure, wait=wait)
     except KeyboardInterrupt:
@@ -148,7 +148,7 @@ def _words(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
-def _begin(console: Any, insecure: bool) -> None:
+def begin(console: Any, insecure: bool) -> None:
     """Modules of one's own are found in the working directory; the log goes to the terminal; no TLS is warned of."""
     from rich.logging import RichHandler
 

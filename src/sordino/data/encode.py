@@ -10,7 +10,7 @@ import csv
 import gzip
 import logging
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,9 @@ LINES = 1 << 16
 EMPTY = "it is an empty line"
 """What is wrong with a line that holds nothing."""
 
+DELIMITERS = ",;\t|"
+"""What may stand between the cells of a line."""
+
 MOST = 0.5
 """A range, or a list of values, that more than this share of a column lies outside of is worth a warning."""
 
@@ -65,6 +68,18 @@ def read_table(path: Path, wanted: Sequence[str] | None, delimiter: str = ",") -
         return RawTable(path.name, {name: table[name].combine_chunks() for name in wanted}, table.num_rows)
     except (OSError, EOFError, zlib.error, pa.ArrowException, UnicodeDecodeError) as error:
         raise BadInput(f"{path} cannot be read as {path.suffix[1:]}: {str(error).splitlines()[0]}") from None
+
+
+def delimiter_of(path: Path) -> str:
+    """The character that the header of a CSV file has most of; a comma for any other file."""
+    if path.name.lower().endswith(".parquet"):
+        return ","
+    opener: Callable[..., Any] = gzip.open if path.name.lower().endswith(".gz") else open
+    try:
+        with opener(path, "rt", encoding="utf-8-sig", errors="replace") as opened:
+            return max(DELIMITERS, key=opened.readline().count)
+    except (OSError, EOFError) as error:
+        raise BadInput(f"{path} cannot be read: {error}") from None
 
 
 def _present(path: Path, wanted: Sequence[str] | None, there: Sequence[str]) -> list[str]:

@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import logging
 import tomllib
 import zipfile
@@ -19,8 +17,18 @@ import numpy as np
 import pyarrow.compute as pc
 
 from sordino.data.dataset import Dataset, Federation, client_names
-from sordino.data.encode import Arrays, check_invalid, encode_arrays, encode_table, numbers, read_table, words
+from sordino.data.encode import (
+    Arrays,
+    check_invalid,
+    delimiter_of,
+    encode_arrays,
+    encode_table,
+    numbers,
+    read_table,
+    words,
+)
 from sordino.data.schema import MISSING, Schema, array_schema, parse_schema
+from sordino.data.toml import toml_value
 from sordino.errors import BadInput
 
 SUFFIXES = (".csv", ".csv.gz", ".parquet", ".npz")
@@ -195,7 +203,7 @@ def schema_beside(path: Path) -> Mapping[str, Any]:
 
 def _read_client(file: Path, schema: Schema, invalid: str) -> Arrays:
     if kind_of(file) != "npz":
-        return encode_table(read_table(file, schema.columns, schema.delimiter), schema, invalid)
+        return encode_table(read_table(file, schema.columns, schema.delimiter or delimiter_of(file)), schema, invalid)
     try:
         with np.load(file, allow_pickle=False) as content:
             arrays = {key: content[key] for key in content.files}
@@ -259,7 +267,7 @@ def _of_arrays(file: Path) -> list[str]:
 
 def _of_table(file: Path) -> list[str]:
     """The schema of a CSV or Parquet file: every column numeric where all its cells are numbers, else categorical."""
-    delimiter = _delimiter(file)
+    delimiter = delimiter_of(file)
     columns = read_table(file, None, delimiter).columns
     target = next((name for wanted in TARGETS for name in columns if name.lower() == wanted), [*columns][-1])
     task, numeric, categorical, fill = [], [], [], []
@@ -269,18 +277,18 @@ def _of_table(file: Path) -> list[str]:
         if name == target:
             task = _task(_distinct(column), None if wrong.any() else there)
         elif there.size and not wrong.any():
-            numeric.append(f"{_toml(name)} = {_range(there)}")
+            numeric.append(f"{toml_value(name)} = {_range(there)}")
             if absent.any():
                 middle = float(np.mean([there.min(), there.max()]))
-                fill.append(f"{_toml(name)} = {middle!r}  # stands in for missing cells: choose a public constant")
+                fill.append(f"{toml_value(name)} = {middle!r}  # stands in for missing cells: choose a public constant")
         else:
             found = _distinct(column)
             told = f"{len(found)} distinct values, perhaps a name or an identifier" if found else "it has no values"
-            out = f"# {_toml(name)} is left out: {told}"
-            categorical.append(f"{_toml(name)} = {_toml(found)}" if 0 < len(found) <= MOST_VALUES else out)
-    lines = [f"target = {_toml(target)}  # a guess: is this what the model should predict?", *task]
+            out = f"# {toml_value(name)} is left out: {told}"
+            categorical.append(f"{toml_value(name)} = {toml_value(found)}" if 0 < len(found) <= MOST_VALUES else out)
+    lines = [f"target = {toml_value(target)}  # a guess: is this what the model should predict?", *task]
     if delimiter != ",":
-        lines.append(f"delimiter = {_toml(delimiter)}")
+        lines.append(f"delimiter = {toml_value(delimiter)}")
     lines.append('scale = "unit"  # numbers become 0 … 1; "signed" for −1 … 1')
     lines += ["", "[data.schema.numeric]", *numeric, "", "[data.schema.categorical]", *categorical]
     return [*lines, "", "[data.schema.fill]", *fill] if fill else lines
@@ -289,7 +297,7 @@ def _of_table(file: Path) -> list[str]:
 def _task(labels: list[Any], values: Any) -> list[str]:
     """Classification where the target has few values or is no number (``values`` is None), else regression."""
     if values is None or len(labels) <= MOST_CLASSES:
-        return ['task = "classification"', f"classes = {_toml(labels)}"]
+        return ['task = "classification"', f"classes = {toml_value(labels)}"]
     return ['task = "regression"', f"range = {_range(values)}"]
 
 
@@ -300,25 +308,7 @@ def _distinct(column: Any) -> list[str]:
     return sorted(kept, key=lambda value: (not value.lstrip("+-").isdigit(), len(value) * value.isdigit(), value))
 
 
-def _delimiter(file: Path) -> str:
-    """The character that the header of a CSV file has most of."""
-    if kind_of(file) == "parquet":
-        return ","
-    opener = gzip.open if kind_of(file) == "csv.gz" else open
-    with opener(file, "rt", encoding="utf-8-sig", errors="replace") as opened:
-        return max(",;\t|", key=opened.readline().count)
-
-
 def _range(values: Any) -> str:
     """[low, high] of the values, widened when they are all alike."""
     low, high = float(np.min(values)), float(np.max(values))
-    return _toml([low, high if low < high else low + 1.0])
-
-
-def _toml(value: str | float | list[Any]) -> str:
-    """A text, a number (whole ones without a point) or a list as TOML writes it: as JSON does, but for DEL."""
-    if isinstance(value, list):
-        return "[" + ", ".join(map(_toml, value)) + "]"
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    return str(int(value)) if float(value).is_integer() and abs(value) < 1e15 else repr(float(value))
+    return toml_value([low, high if low < high else low + 1.0])

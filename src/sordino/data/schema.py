@@ -56,6 +56,8 @@ class Schema:
         Declared ranges and declared values by column.
     fill
         The constant that stands in for a missing cell, by column.
+    delimiter
+        What stands between the cells of a line; by default what the file's header has most of.
     missing
         Words that mean "no value"; an empty cell and NaN always do.
     values
@@ -71,7 +73,7 @@ class Schema:
     fill: dict[str, Any] = field(default_factory=dict)
     missing: tuple[str, ...] = MISSING
     scale: str = "unit"
-    delimiter: str = ","
+    delimiter: str | None = None
     values: Interval | None = None
 
     @property
@@ -113,7 +115,7 @@ def parse_schema(raw: Mapping[str, Any]) -> Schema:
         fill=_table(raw, "fill"),
         missing=tuple(dict.fromkeys(("", *map(str, raw.get("missing", MISSING))))),
         scale=scale,
-        delimiter=str(raw.get("delimiter", ",")),
+        delimiter=str(raw["delimiter"]) if "delimiter" in raw else None,
         values=_interval(raw["values"], "values") if "values" in raw else None,
     )
     _check_roles(schema)
@@ -143,7 +145,7 @@ def _check_roles(schema: Schema) -> None:
         told = f"data.schema.fill.{column} is {value!r}"
         if column in schema.numeric:
             low, high = schema.numeric[column].low, schema.numeric[column].high
-            if not _is_finite(value):
+            if not is_finite(value):
                 raise BadInput(f"{told}: a numeric column needs a number")
             if not low <= value <= high:
                 raise BadInput(
@@ -154,11 +156,12 @@ def _check_roles(schema: Schema) -> None:
             raise BadInput(f"data.schema.fill.{column}: there is no such numeric or categorical column")
         elif word(value) not in schema.categorical[column]:
             raise BadInput(f"{told}: use one of the declared values")
-    if len(schema.delimiter) != 1:
+    if schema.delimiter is not None and len(schema.delimiter) != 1:
         raise BadInput(f"data.schema.delimiter is {schema.delimiter!r}: it must be one character")
 
 
-def _is_finite(value: Any) -> bool:
+def is_finite(value: Any) -> bool:
+    """Whether a declared value is a finite number, and no truth value."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
@@ -173,7 +176,7 @@ def _interval(value: Any, key: str) -> Interval:
     """[low, high] or [low, high, "log"]."""
     listed = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else []
     bounds, rest = listed[:2], listed[2:]
-    if len(bounds) < 2 or not all(map(_is_finite, bounds)) or not bounds[0] < bounds[1] or rest not in ([], ["log"]):
+    if len(bounds) < 2 or not all(map(is_finite, bounds)) or not bounds[0] < bounds[1] or rest not in ([], ["log"]):
         raise BadInput(
             f"data.schema.{key} is {value!r}: declare a range [low, high] with low < high, or [low, high, 'log']"
         )

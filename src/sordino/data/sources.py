@@ -192,7 +192,7 @@ def _csv_files(source: DataSource, folder: Path) -> list[Labelled]:
     pairs = []
     for name in source.files:
         skipped = 1 if name == "adult.test" else 0  # its first line is a remark
-        table = read_csv(folder / name, schema.columns, schema.delimiter, source.columns, skipped)
+        table = read_csv(folder / name, schema.columns, schema.delimiter or ",", source.columns, skipped)
         target = pc.utf8_rtrim(table.columns[schema.target], ".")  # adult.test writes its labels with a full stop
         pairs.append(encode_table(replace(table, columns={**table.columns, schema.target: target}), schema)[:2])
     return pairs

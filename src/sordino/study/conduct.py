@@ -29,21 +29,25 @@ from sordino.engine.federation.inbox import Inbox
 from sordino.engine.federation.shared_rounds import SharedRounds
 from sordino.errors import BadInput, BudgetRefused, SordinoError
 from sordino.methods import Plan, adapt
-from sordino.study.deploy import USUAL, Served, judge_of, prepare
+from sordino.study.deploy import USUAL, Facts, Served, check_sites, judge_of, prepare
 from sordino.study.deployed import result_of
 from sordino.study.file import Study, make_study
-from sordino.study.folder import Folder, check_kind, planned
+from sordino.study.folder import SURVEYED, Folder, check_kind, planned
 from sordino.study.result import to_json
 
 log = logging.getLogger("sordino.coordinator")
 
+Sound = Callable[[Facts], tuple[dict[str, Any], dict[str, str]]]
+"""(what sites declare) → those that it can be done with, and why not with the others."""
+
 BYE = 60.0  # seconds sites have to say what they spent, once a run is over
 
 
-def set_up(folder: Path, study: Study, resume: bool, keys: Path | None = None) -> None:
+def set_up(folder: Path, study: Study, resume: bool, keys: Path | None = None, kind: str = "deployed run") -> None:
     """Write down what a run is to do, after everything was checked that can be checked without the sites.
 
-    ``keys``: the folder of the sites' public keys; None believes everybody, for trials and tests.
+    ``keys``: the folder of the sites' public keys; None believes everybody, for trials and tests. ``kind``: a run, or a
+    survey.
     """
     file = folder / "serve.json"
     where = {"keys": None if keys is None else str(keys.resolve()), "path": str(Path.cwd())}
@@ -60,15 +64,24 @@ def set_up(folder: Path, study: Study, resume: bool, keys: Path | None = None) -
             raise BadInput(f"{folder} holds a run {'without' if keys else 'with'} keys: resume it as it was begun")
         (folder / "failed.json").unlink(missing_ok=True)
     else:
-        check_kind(folder, "deployed run")
-        check_deployable(study.chosen_method())
-        ready = prepare(study, "")
-        judge_of(ready)
-        if study.trust.chosen().shared:  # whether the method can share noise does not depend on who comes
-            ready.plan({name: {**USUAL, "adjacency": study.budgets.adjacency} for name in study.deployment.sites})
+        check_kind(folder, kind)
+        check_sites(study)
+        if kind == SURVEYED:
+            study.survey.asked()
+        else:
+            _check_run(study)
         folder.mkdir(parents=True, exist_ok=True)
-        kept = {"study": table, "run": uuid.uuid4().hex}
+        kept = {"study": table, "run": uuid.uuid4().hex, "kind": kind}
     write_atomic(file, json.dumps({**kept, **where}, indent=1).encode())
+
+
+def _check_run(study: Study) -> None:
+    """Refuse a study that cannot be trained with sites, whoever comes."""
+    check_deployable(study.chosen_method())
+    ready = prepare(study, "")
+    judge_of(ready)
+    if study.trust.chosen().shared:  # whether the method can share noise does not depend on who comes
+        ready.plan({name: {**USUAL, "adjacency": study.budgets.adjacency} for name in study.deployment.sites})
 
 
 def conduct(folder: Path, transport: Transport) -> dict[str, Any]:
@@ -84,7 +97,7 @@ def _conduct(folder: Path, transport: Transport) -> dict[str, Any]:
     about = json.loads((folder / "serve.json").read_text())
     study, run = make_study(about["study"]), str(about["run"])
     where, ready = study.deployment, prepare(study, run)
-    enrolled = _settled(folder / "enrolled.json", lambda: _enrol(folder, ready, transport))
+    enrolled = settled(folder / "enrolled.json", lambda: enrolment(folder, study, ready.brief, transport, ready.sound))
     facts = enrolled["sites"]
     for one in facts.values():  # JSON has no infinity: a null ε is one again
         one["epsilon"] = math.inf if one["epsilon"] is None else one["epsilon"]
@@ -96,14 +109,14 @@ def _conduct(folder: Path, transport: Transport) -> dict[str, Any]:
     if plan.sharing is not None:
         charter = charter_of(plan, ready.brief, {name: one["key"] for name, one in facts.items()})
     try:
-        agreed = _settled(folder / "agreed.json", lambda: _agree(folder, ready, plan, transport, charter))
+        agreed = settled(folder / "agreed.json", lambda: _agree(folder, ready, plan, transport, charter))
     except SordinoError:  # nobody takes part: what was declared for this run is free again
         farewell(transport, run, list(facts), min(BYE, where.timeout))
         raise
     payable, refused = agreed["payable"], enrolled["refused"] | agreed["refused"]
     plan = adapt(plan, payable, len(ready.start), study.study.seed)
     state = kept.checkpoint(torch.device("cpu")) or Checkpoint(0, ready.start, ready.shown)
-    course, inbox, notice = rounds.Course(plan, ready.layout), Inbox(folder / "inbox"), partial(_notice, folder)
+    course, inbox, notice = rounds.Course(plan, ready.layout), Inbox(folder / "inbox"), partial(notice_of, folder)
     parts = (course, ready.brief, transport, inbox, payable, where.timeout, where.least, notice)
     coordinator = Coordinator(*parts) if charter is None else SharedRounds(*parts, charter=charter)
     judge, began = judge_of(ready), time.monotonic()
@@ -115,16 +128,16 @@ def _conduct(folder: Path, transport: Transport) -> dict[str, Any]:
         log.info("round %d of %d: %d answers", now.round, plan.schedule.rounds, len(now.history[-1]["participants"]))
     if early := rounds.stopped(plan, state.round, state.history):
         log.warning("%s", early["reason"])
-    _notice(folder, {"round": state.round, "phase": "saying goodbye", "asked": list(facts)})
+    notice_of(folder, {"round": state.round, "phase": "saying goodbye", "asked": list(facts)})
     spent = farewell(transport, run, list(facts), min(BYE, where.timeout))
     result = result_of(kept, plan, state, spent, refused)
     result["final"] |= judge(state.chosen) if judge is not None else {}
     kept.finish(result, state.chosen)
-    _notice(folder, {"round": state.round, "phase": "finished", "asked": []})
+    notice_of(folder, {"round": state.round, "phase": "finished", "asked": []})
     return result
 
 
-def _settled(file: Path, find: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def settled(file: Path, find: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """What was found once, and is written down: a run that is taken up again does not ask again."""
     if not file.exists():
         write_atomic(file, to_json(find(), indent=1).encode())
@@ -132,16 +145,16 @@ def _settled(file: Path, find: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _enrol(folder: Path, ready: Served, transport: Transport) -> dict[str, Any]:
+def enrolment(folder: Path, study: Study, brief: dict[str, Any], transport: Transport, sound: Sound) -> dict[str, Any]:
     """Who takes part and who does not, by asking everyone who is there within the time."""
-    where = ready.study.deployment
+    where = study.deployment
     until = time.monotonic() + where.enrol
-    _notice(folder, {"round": 0, "phase": "enrolment", "asked": where.sites})
+    notice_of(folder, {"round": 0, "phase": "enrolment", "asked": where.sites})
     while not set(where.sites) <= transport.names() and time.monotonic() < until:
         time.sleep(0.5)
     here = [name for name in where.sites if name in transport.names()]
-    facts, refused, odd = enrol(transport, ready.brief, here, where.timeout) if here else ({}, {}, {})
-    facts, unfit = ready.sound(facts)
+    facts, refused, odd = enrol(transport, brief, here, where.timeout) if here else ({}, {}, {})
+    facts, unfit = sound(facts)
     odd |= unfit
     for name, why in odd.items():
         log.warning("%s is refused, and the others go on: %s", name, why)
@@ -151,13 +164,15 @@ def _enrol(folder: Path, ready: Served, transport: Transport) -> dict[str, Any]:
     refused |= odd
     if not facts or not complete:
         why = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
-        raise SordinoError(f"the federation is not complete: {why}. deployment.absent = 'go on' trains with the others")
+        raise SordinoError(
+            f"the federation is not complete: {why}. deployment.absent = 'go on' goes on with the others"
+        )
     return {"sites": facts, "refused": refused}
 
 
 def _agree(folder: Path, ready: Served, plan: Plan, transport: Transport, charter: Charter | None) -> dict[str, Any]:
     """How many turns every site can pay, and why some refused."""
-    _notice(folder, {"round": 0, "phase": "offer", "asked": [c.name for c in plan.clients]})
+    notice_of(folder, {"round": 0, "phase": "offer", "asked": [c.name for c in plan.clients]})
     payable, refused = agree(transport, ready.brief, plan, ready.study.deployment.timeout, charter)
     dry = [name for name, turns in payable.items() if turns == 0 and name not in refused]
     for name, why in refused.items():
@@ -182,5 +197,6 @@ def _agree(folder: Path, ready: Served, plan: Plan, transport: Transport, charte
     return {"payable": payable, "refused": refused}
 
 
-def _notice(folder: Path, what: dict[str, Any]) -> None:
+def notice_of(folder: Path, what: dict[str, Any]) -> None:
+    """Say to onlookers what is going on."""
     write_atomic(folder / "now.json", to_json({**what, "since": time.time()}).encode())

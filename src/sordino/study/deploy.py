@@ -115,11 +115,16 @@ class Served:
         return plain
 
 
+def check_sites(study: Study) -> None:
+    """Refuse a study that does not say who takes part."""
+    sites = study.deployment.sites
+    if len(set(sites)) != len(sites) or not sites:
+        raise BadInput('deployment.sites lists the sites by name, each once: sites = ["north", "south"]')
+
+
 def prepare(study: Study, run: str) -> Served:
     """Make a study ready to be served. Touches no records: the server has none."""
-    where = study.deployment
-    if len(set(where.sites)) != len(where.sites) or not where.sites:
-        raise BadInput('deployment.sites lists the sites by name, each once: sites = ["north", "south"]')
+    check_sites(study)
     check_promised(Adjacency.parse(study.budgets.adjacency))
     shape, classes, schema = declared_records(study)
     raw = study.data.table_schema

@@ -26,6 +26,7 @@ from sordino.study.sections import (
     ModelKeys,
     Section,
     StudyKeys,
+    SurveyKeys,
     TrainingKeys,
     TrustKeys,
     explain,
@@ -47,6 +48,7 @@ class Study(Section):
     sweep: dict[str, Any] = Field(default={})
     tune: dict[str, Any] = Field(default={})
     deployment: DeploymentKeys = DeploymentKeys()
+    survey: SurveyKeys = SurveyKeys()
 
     def check(self) -> None:
         """Refuse what cannot work and warn of what promises little, before a record is read; every command does so."""

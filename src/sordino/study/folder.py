@@ -71,14 +71,18 @@ def read_state(path: Path, device: torch.device) -> tuple[Checkpoint, list[str]]
     return state, lines
 
 
+SURVEYED = "survey"
+"""The kind of a folder in which sites were surveyed."""
+
+
 def check_kind(path: Path, kind: str) -> None:
-    """Refuse a folder of another kind: they are ``run``, ``sweep``, ``tuning``, ``comparison`` and ``deployed run``."""
+    """Refuse a folder of another kind: a ``run``, ``sweep``, ``tuning``, ``comparison``, ``deployed run``, ``survey``."""
     if (path / "sweep.json").exists():
         found = "sweep"
     elif (path / "tune.json").exists():
         found = "tuning"
     elif (path / "serve.json").exists():
-        found = "deployed run"
+        found = str(json.loads((path / "serve.json").read_text()).get("kind", "deployed run"))
     elif (path / "study.json").exists():
         found = "run"
     elif next(path.glob("*/seed-*/study.json"), None) is not None:

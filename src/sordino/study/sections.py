@@ -15,6 +15,7 @@ from sordino.data.dataset import check_options, client_names
 from sordino.data.own import client_files, stem_of
 from sordino.data.schema import parse_schema
 from sordino.data.sources import SOURCES
+from sordino.data.survey import Survey, parse_survey
 from sordino.engine.devices import is_device
 from sordino.errors import BadInput
 from sordino.methods.evaluation import Evaluation
@@ -294,6 +295,26 @@ class CompareKeys(Section):
         if twice is not None:
             raise ValueError(f"{twice!r} is listed twice, and one run twice shows no spread: leave out one of them")
         return values
+
+
+class SurveyKeys(Section):
+    """``[survey]``: what sites are asked about their columns before there is a schema, and what that may cost.
+
+    ``spend``: how much of each site's ε one survey may use; ``least``: counts below this are told as "fewer than";
+    ``share``: the share of records that a rehearsal holds out (a site decides for itself).
+    """
+
+    target: str | None = None
+    spend: float = Field(default=0.4, gt=0, le=1)
+    least: int = Field(default=50, ge=0)
+    share: float = Field(default=0.2, gt=0, lt=1)
+    missing: list[str] | None = None
+    columns: dict[str, Any] = {}
+
+    def asked(self) -> Survey:
+        """The declared tables; refuses what cannot be asked, by key."""
+        words = {} if self.missing is None else {"missing": self.missing}
+        return parse_survey({"target": self.target, "columns": self.columns, **words})
 
 
 class DeploymentKeys(Section):

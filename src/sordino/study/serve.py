@@ -17,6 +17,9 @@ from sordino.engine.federation.link import Link
 from sordino.errors import SordinoError
 from sordino.study.conduct import conduct, set_up
 from sordino.study.file import Study
+from sordino.study.folder import SURVEYED
+from sordino.study.survey.conduct import conduct_survey
+from sordino.study.survey.result import SURVEY
 
 log = logging.getLogger("sordino.serve")
 
@@ -44,7 +47,8 @@ def coordinate(grid: Any, context: Any) -> None:
             about = json.loads((folder / "serve.json").read_text())
             sys.path.insert(0, about["path"])
             keyring = None if about["keys"] is None else Keyring(Keys(Path(about["keys"])), folder / "keys.json")
-            conduct(folder, GridTransport(grid, keyring))
+            work = conduct_survey if about.get("kind") == SURVEYED else conduct
+            work(folder, GridTransport(grid, keyring))
         except Exception:
             logging.getLogger("sordino.coordinator").exception("the coordinator stops")
             raise
@@ -90,11 +94,23 @@ def serve(
         return run_on(link, folder, watch)
 
 
-def run_on(link: Link, folder: Path, watch: Watch = lambda record: None) -> dict[str, Any]:
-    """Have a SuperLink's coordinator do the run in ``folder``; starts it again where it dies. Returns the result."""
+def serve_survey(
+    study: Study, folder: Path, keys: Keys | None, host: str = "127.0.0.1", port: int = 9092, resume: bool = False
+) -> dict[str, Any]:
+    """Survey real sites; returns what survey.json says."""
+    set_up(folder, study, resume, None if keys is None else keys.folder, SURVEYED)
+    with _alone(folder, "serve", 5.0), Link(folder, host, port, keys) as link:
+        return run_on(link, folder, done=SURVEY)
+
+
+def run_on(link: Link, folder: Path, watch: Watch = lambda record: None, done: str = "result.json") -> dict[str, Any]:
+    """Have a SuperLink's coordinator do the run in ``folder``; starts it again where it dies. Returns the result.
+
+    ``done``: the file that is there when all is done.
+    """
     starts, shown, due = 0, 0, 0.0  # due: when a coordinator that is not there has to be started
-    done, failed = folder / "result.json", folder / "failed.json"
-    while not done.exists():
+    ended, failed = folder / done, folder / "failed.json"
+    while not ended.exists():
         if failed.exists():
             said = json.loads(failed.read_text())
             error = SordinoError(str(said["reason"]))
@@ -123,7 +139,7 @@ def run_on(link: Link, folder: Path, watch: Watch = lambda record: None) -> dict
     until = time.monotonic() + END
     while is_locked(folder, "coordinator") and time.monotonic() < until:
         time.sleep(0.1)
-    result: dict[str, Any] = json.loads(done.read_text())
+    result: dict[str, Any] = json.loads(ended.read_text())
     return result
 
 

@@ -17,17 +17,18 @@ from pydantic import Field, PrivateAttr, ValidationError, field_validator
 
 from sordino.client.rows import Records
 from sordino.data.budgets import LARGE
-from sordino.data.encode import read_table
-from sordino.data.own import load_folder, schema_beside
+from sordino.data.encode import delimiter_of, read_table
+from sordino.data.own import kind_of, load_folder, schema_beside
 from sordino.data.schema import parse_schema
+from sordino.data.survey import Places, Survey, places, read_raw
 from sordino.engine.federation.certificates import check_name
-from sordino.engine.federation.held import held_mask
-from sordino.engine.federation.limits import Declared, Policy
+from sordino.engine.federation.held import commit_to, held_mask
+from sordino.engine.federation.limits import BLANK, Declared, Policy
 from sordino.engine.federation.node import Address
 from sordino.engine.federation.peers import Peers
 from sordino.engine.federation.signing import load_private
 from sordino.engine.federation.site import Purse, Site
-from sordino.engine.federation.state import commitment
+from sordino.engine.federation.surveying import Raw
 from sordino.errors import BadInput
 from sordino.privacy.generators import Source
 from sordino.privacy.ledger import Ledger
@@ -36,6 +37,9 @@ from sordino.study.deploy import schema_hash
 from sordino.study.sections import Section, explain
 
 log = logging.getLogger("sordino.site")
+
+HELD_SHARE = 0.2
+"""The share of records that is held out where a survey comes before there is a schema, and nobody says."""
 
 
 class SiteAbout(Section):
@@ -92,6 +96,7 @@ class Limits(Section):
     clip: list[float] = Field(default=[1e-4, 1e4], min_length=2, max_length=2)
     modules: list[str] = Field(default=[])
     colluders: int | None = Field(default=None, ge=0)
+    survey: bool = True
 
     @field_validator("clip")
     @classmethod
@@ -155,14 +160,24 @@ class SiteFile(Section):
         return Peers.read(check_name(self.site.name), load_private(self.at(self.keys.private)), folder)
 
     def records(self) -> tuple[Records, Declared]:
-        """The site's records, and what it says about them."""
+        """The site's records, and what it says about them; blank ones where there is no schema yet."""
         where = self.at(self.data.path)
+        if self._blank:
+            count = read_table(where, None, delimiter_of(where)).rows
+            return Records(torch.zeros(count, *BLANK), torch.zeros(count)), Declared(count, BLANK, None, "")
         raw = self.data.table_schema or schema_beside(where)
         schema = parse_schema(raw)
         dataset = load_folder(where, raw, "null")  # R8: what cannot be encoded is a null row, and n stays n
         valid = None if dataset.valid.all() else torch.from_numpy(dataset.valid)
         records = Records(torch.from_numpy(dataset.x), torch.from_numpy(dataset.y), valid)
         return records, Declared(len(dataset.y), dataset.x.shape[1:], dataset.classes, schema_hash(schema))
+
+    @property
+    def _blank(self) -> bool:
+        """Whether nothing says what the columns of this table mean: then it can be surveyed, and not trained on."""
+        where = self.at(self.data.path)
+        described = self.data.table_schema is not None or (where.parent / "schema.toml").exists()
+        return not described and where.is_file() and kind_of(where) in ("csv", "csv.gz", "parquet")
 
     @contextmanager
     def open(self, source: Source | None = None) -> Iterator[Site]:
@@ -172,11 +187,31 @@ class SiteFile(Section):
         with Ledger(self.at(self.budget.ledger)) as ledger:
             name, purse = check_name(self.site.name), Purse(budget, ledger, self.budget.composition)
             held = self.held(ledger, len(records.y))
-            yield Site(name, records, declared, purse, folder, self.policy, source, self.peers(), held)
+            raw = None if held is None or kind_of(self.at(self.data.path)) == "npz" else self._raw(ledger)
+            commit = commit_to(ledger, self.at(self.data.path), records, held is not None)
+            yield Site(name, records, declared, purse, folder, self.policy, source, self.peers(), held, raw, commit)
+
+    def _raw(self, ledger: Ledger) -> Raw:
+        """How a survey reads the held-out records: from the file, as they are, parted anew by the ledger's key."""
+
+        def read(survey: Survey) -> Places:
+            table = read_raw(self.at(self.data.path), survey)
+            held = self.held(ledger, table.rows)
+            assert held is not None
+            return places(table, survey)[held]
+
+        return read
 
     def held(self, ledger: Ledger, count: int) -> NDArray[np.bool_] | None:
-        """Which of the file's ``count`` records are held out, as its ledger remembers; None where none are."""
-        share, where = self.data.held_out, self.at(self.data.path)
+        """Which of the file's ``count`` records are held out, as its ledger remembers; None where none are.
+
+        Where the file does not say how many, the ledger does; a table without a schema can do nothing but be surveyed.
+        """
+        share, where, known = self.data.held_out, self.at(self.data.path), ledger.parted()
+        if share is None and known is not None:
+            share = known.share
+        elif share is None and self._blank:
+            share = HELD_SHARE
         if share is None:
             return None
         if self.data.id is None:
@@ -185,7 +220,7 @@ class SiteFile(Section):
 
     def _ids(self, where: Path, column: str) -> list[str]:
         """The id of every record; records that have none count as one person's."""
-        delimiter = str((self.data.table_schema or {}).get("delimiter", ","))
+        delimiter = str((self.data.table_schema or {}).get("delimiter", delimiter_of(where)))
         table = read_table(where, [column], delimiter)
         return [f"id {one}" for one in table.columns[column].to_pylist()]
 
@@ -199,7 +234,7 @@ class SiteFile(Section):
             raise BadInput(f"there is no ledger at {where}: a new one is tied to its site when it is first used")
         with Ledger(where) as ledger:
             name = check_name(self.site.name)
-            return ledger.rebind(name, lambda salt: commitment(records, salt), reason, officer)
+            return ledger.rebind(name, commit_to(ledger, self.at(self.data.path), records, False), reason, officer)
 
 
 def read_site(path: Path) -> SiteFile:

@@ -40,8 +40,9 @@ def look(folder: Path) -> dict[str, Any]:
     history, study = read_rounds(folder), about["study"]
     spent = {one["client"]: one["spent_epsilon"] for one in result.get("privacy", ())}
     sites = [_site(name, enrolled, agreed, history) for name in study.get("deployment", {}).get("sites", [])]
-    if result or failed:
-        state = "finished" if result else "failed"
+    surveyed = (folder / "survey.json").exists()
+    if result or surveyed or failed:
+        state = "finished" if result or surveyed else "failed"
     elif is_locked(folder, "coordinator"):
         state = "running"
     else:

@@ -38,7 +38,8 @@ def check_declaration(facts: Mapping[str, Any], name: str, adjacency: str) -> di
         raise BadInput(f"it declares the adjacency {readable(said)!r}: one of {', '.join(Adjacency)} was expected")
     if said != adjacency:
         raise BadInput(f"it declares the adjacency {said}, and the study accounts under {adjacency}")
-    return {**found, "adjacency": said}
+    held = {} if facts.get("held") is None else {"held": _whole("held", facts["held"], 0, RECORDS[1])}
+    return {**found, "adjacency": said, **held}
 
 
 def check_signed_key(said: Any) -> dict[str, str]:

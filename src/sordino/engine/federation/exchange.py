@@ -31,6 +31,7 @@ ANSWERS = {
     wire.OFFER: wire.ACCEPTED,
     wire.ASK: wire.ANSWER,
     wire.TURN: wire.UPLOAD,
+    wire.SURVEY: wire.ANSWER,
     wire.BYE: wire.FACTS,
 }
 """Which reply answers which request."""

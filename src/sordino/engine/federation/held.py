@@ -12,9 +12,11 @@ import torch
 from numpy.typing import NDArray
 
 from sordino.client.rows import Records
+from sordino.engine.federation.limits import BLANK
+from sordino.engine.federation.state import commitment
 from sordino.errors import BadInput
 from sordino.privacy.held import held_out, places
-from sordino.privacy.ledger import Ledger
+from sordino.privacy.ledger import Commit, Ledger
 
 
 def held_mask(
@@ -27,16 +29,33 @@ def held_mask(
     """
     if column:
         return held_out(ledger.split(share, column), ids, share)
-    return held_out(ledger.split(share, "", lambda key: _hashed(file, key)), places(count), share)
+    return held_out(ledger.split(share, "", lambda key: file_hash(file, key)), places(count), share)
 
 
-def _hashed(file: Path, key: bytes) -> str:
+def file_hash(file: Path, key: bytes) -> str:
     """HMAC-SHA-256 of a file's bytes."""
     digest = hmac.new(key, digestmod=hashlib.sha256)
     with open(file, "rb") as opened:
         while piece := opened.read(1 << 20):
             digest.update(piece)
     return digest.hexdigest()
+
+
+FILED = "file "
+"""How a commitment begins that is to a file as it is, and not to records as some schema encodes them."""
+
+
+def commit_to(ledger: Ledger, file: Path, records: Records, by_file: bool) -> Commit:
+    """What this ledger is tied to its site's records by: their file's bytes, or the records as they are encoded.
+
+    A ledger that is tied already says which; a new one is tied ``by_file`` where a survey may come before any schema.
+    """
+    known = ledger.bindings()
+    if known[-1].commitment.startswith(FILED) if known else by_file:
+        return lambda salt: FILED + file_hash(file, salt)
+    if tuple(records.x.shape[1:]) == BLANK:  # they are all alike, so a commitment to them would hold for any file
+        raise BadInput(f"{ledger.path} is tied to records as a schema encodes them: give this site its schema again")
+    return lambda salt: commitment(records, salt)
 
 
 def parted(records: Records, held: NDArray[np.bool_] | None, ledger: Ledger) -> tuple[Records, Records | None]:

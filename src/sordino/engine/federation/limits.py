@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from sordino.errors import BadInput
 
+BLANK = (0,)
+"""The shape of records that no schema says anything about: they can be surveyed, and not trained on."""
+
 
 class Refused(BadInput):
     """The site's policy says no."""
@@ -47,6 +50,7 @@ class Policy:
         copies run.
     colluders: how many other sites may at least conspire with the server without breaking this site's promise, where
         noise is shared; None: noise is not shared, this site adds all that its budget asks for.
+    survey: whether held-out records may be asked what their columns hold.
     """
 
     methods: tuple[str, ...] | None = None
@@ -60,3 +64,4 @@ class Policy:
     clip: tuple[float, float] = (1e-4, 1e4)
     modules: tuple[str, ...] = ()
     colluders: int | None = None
+    survey: bool = True

@@ -15,7 +15,7 @@ from sordino import models
 from sordino.client.ask import Question
 from sordino.client.clip import Clip, flat
 from sordino.client.local import Local, sgd
-from sordino.engine.federation.limits import Declared, Policy, Refused
+from sordino.engine.federation.limits import BLANK, Declared, Policy, Refused
 from sordino.methods import Method, get
 from sordino.methods.identity import identity
 from sordino.privacy.gate import Terms
@@ -41,6 +41,8 @@ def check_study(policy: Policy, brief: Mapping[str, Any], method: Method, declar
         raise Refused(f"a model of {brief['parameters']} parameters is too large here: at most {policy.parameters}")
     if int(brief["rounds"]) > policy.rounds:
         raise Refused(f"{brief['rounds']} rounds are too many for this site: it allows {policy.rounds} a run")
+    if declared.shape == BLANK:
+        raise Refused("this site has no [data.schema] yet, and answers surveys only")
     shape, classes = tuple(brief["shape"]), brief["classes"]
     if (shape, classes) != (declared.shape, declared.classes):
         raise Refused(

@@ -29,6 +29,7 @@ from sordino.engine.federation.pact import Member, Pact, check_willing, shared_t
 from sordino.engine.federation.peers import Peers
 from sordino.engine.federation.policy import check_bounds, check_place
 from sordino.engine.federation.state import LocalState, commitment
+from sordino.engine.federation.surveying import Raw, answer_survey, check_survey
 from sordino.engine.federation.taking_part import TakingPart
 from sordino.engine.federation.wire import Packet, pack, unpack, whole
 from sordino.errors import BadInput, BudgetRefused, SordinoError
@@ -36,7 +37,7 @@ from sordino.methods import Method
 from sordino.privacy.gate import Gate, Permit, Terms, key_of
 from sordino.privacy.generators import Secret, Source, Turn
 from sordino.privacy.held import HELD
-from sordino.privacy.ledger import Ledger, LedgerPlan
+from sordino.privacy.ledger import Commit, Ledger, LedgerPlan
 from sordino.privacy.types import Budget, Release
 from sordino.server.broadcast import Frame, check_broadcast
 
@@ -83,6 +84,8 @@ class Site:
         source: Source | None = None,
         peers: Peers | None = None,
         held: NDArray[np.bool_] | None = None,
+        raw: Raw | None = None,
+        commit: Commit | None = None,
     ) -> None:
         budget, ledger = purse.budget, purse.ledger
         self.name = name
@@ -98,7 +101,8 @@ class Site:
         most = self.policy.run_epsilon
         self.offered = budget if most is None else replace(budget, epsilon=min(most, budget.epsilon))
         self.source = Secret() if source is None else source
-        self.account = ledger.bind(name, lambda salt: commitment(records, salt))
+        self.raw = raw
+        self.account = ledger.bind(name, commit or (lambda salt: commitment(records, salt)))
         ledger.open_account(self.account, budget, composition=purse.composition)
         if self.held is not None:
             ledger.open_account(self.account + HELD, budget, composition=purse.composition)
@@ -131,6 +135,7 @@ class Site:
             wire.OFFER: self._offer,
             wire.ASK: self._ask,
             wire.TURN: self._turn,
+            wire.SURVEY: lambda packet, request: answer_survey(self, packet, request),
             wire.BYE: self._bye,
         }
         if packet.kind not in doing:
@@ -154,8 +159,12 @@ class Site:
             **({} if self.held is None else {"held": self.declared.held}),
         }
         try:
-            method, _, _ = self._understood(canonical(brief))
-            trust = shared_trust(brief)
+            trust = None
+            if "survey" in brief:
+                check_survey(self.policy, brief, self.declared, self.raw, self.budget)
+            else:
+                method, _, _ = self._understood(canonical(brief))
+                trust = shared_trust(brief)
             if trust is not None:
                 peers = check_willing(trust, method, self.policy, self.peers, self.offered.is_public)
                 run = str(brief["run"])

@@ -25,9 +25,9 @@ from sordino.privacy.types import Adjacency, Sampling, Scheme
 
 VERSION = 1
 
-WHO, HELLO, OFFER, ASK, TURN, BYE = "who", "hello", "offer", "ask", "turn", "bye"
+WHO, HELLO, OFFER, ASK, TURN, SURVEY, BYE = "who", "hello", "offer", "ask", "turn", "survey", "bye"
 """Requests: what is your name? – would this study suit you? – would you do this much of it? – answer a question –
-take a turn – the run is over."""
+take a turn – what do your columns hold? – the run is over."""
 
 FACTS, ACCEPTED, ANSWER, UPLOAD = "facts", "accepted", "answer", "upload"
 REFUSED, UNAVAILABLE = "refused", "unavailable"

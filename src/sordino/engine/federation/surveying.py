@@ -1,0 +1,107 @@
+"""A site's half of a survey: one release of declared tables, from its held-out records as they are in its file."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sordino.data.survey import Places, Survey, parse_survey
+from sordino.engine.federation import wire
+from sordino.engine.federation.job import safe
+from sordino.engine.federation.limits import Declared, Policy, Refused
+from sordino.engine.federation.wire import Packet, pack
+from sordino.errors import BadInput, BudgetRefused, SordinoError
+from sordino.privacy.gate import Gate, Terms, key_of
+from sordino.privacy.generators import Turn
+from sordino.privacy.held import HELD
+from sordino.privacy.ledger import LedgerPlan
+from sordino.privacy.types import Budget, Scheme
+
+if TYPE_CHECKING:
+    from sordino.engine.federation.site import Site
+
+log = logging.getLogger("sordino.site")
+
+PART = wire.SURVEY
+"""What a survey's tables are called in the ledger and in replies."""
+
+Raw = Callable[[Survey], Places]
+"""(survey) → the cells of every held-out record, [held, f], read from the site's file as it is."""
+
+
+def check_survey(
+    policy: Policy, brief: Mapping[str, Any], declared: Declared, raw: Raw | None, budget: Budget
+) -> Survey:
+    """The survey that a server asks for; refused where this site does not allow it. Public facts alone decide."""
+    if not policy.survey:
+        raise Refused("surveys are not allowed here: this site's limits.survey is false")
+    if raw is None or not declared.held:
+        raise Refused("this site has no held-out records that a survey could ask: its data.held_out says how many")
+    if str(brief["adjacency"]) != str(budget.adjacency):
+        raise Refused(f"the survey accounts under {brief['adjacency']}, this site's budget is under {budget.adjacency}")
+    try:
+        return parse_survey(brief["survey"])
+    except BadInput:
+        raise
+    except (AttributeError, ArithmeticError, TypeError, ValueError) as error:
+        raise Refused(f"the survey makes no sense: {type(error).__name__}") from error
+
+
+def check_terms(policy: Policy, terms: Terms, budget: Budget) -> None:
+    """Refuse anything but one release of one part from a full batch, with the noise that this site insists on."""
+    if [name for name, _ in terms.parts] != [PART] or terms.sampling.scheme is not Scheme.FULL or terms.count != 1:
+        raise Refused("a survey is one release of its tables, from all held-out records")
+    if terms.divisor != 1.0 or terms.shared is not None:
+        raise Refused("a survey releases counts, with noise of the site's own")
+    if terms.adjacency is not budget.adjacency:
+        raise Refused(f"the survey accounts under {terms.adjacency}, this site's budget is under {budget.adjacency}")
+    if not budget.is_public and not terms.noise(PART) >= policy.least_noise:
+        raise Refused(
+            f"{PART!r} would have noise {terms.noise(PART):.3g}: this site adds at least {policy.least_noise:g}"
+        )
+
+
+def answer_survey(site: Site, packet: Packet, request: str) -> bytes:
+    """Declare, charge, count, store, send: stored bytes for a request that was answered before (R11).
+
+    Guarantees: (1) the held-out account alone is charged, before the file is read; (2) a record adds one to f cells,
+    whatever it holds: sensitivity √f; (3) a refusal depends on public facts only.
+    """
+    brief = packet.facts["brief"]
+    survey = check_survey(site.policy, brief, site.declared, site.raw, site.budget)
+    terms = wire.terms_from_plain(packet.facts["terms"])
+    check_terms(site.policy, terms, site.budget)
+    account, run = site.account + HELD, safe(str(brief["run"]))
+    turn = Turn(account, 1)
+    key = key_of(turn, terms, "")
+    declared = LedgerPlan(account, run, (terms.event,), 1)
+    if not site.ledger.declare([declared], site.policy.run_epsilon)[account]:
+        raise BudgetRefused("what is left of this site's budget for held-out records does not pay for this survey")
+    stored = site.ledger.stored(account, run, key, request)
+    if stored is not None:
+        log.info("survey of run %s: sent again as it was", run)
+        return stored
+    gate = Gate(site.ledger, site.source, run)
+    permit = gate.grant([turn], [terms], request)
+    try:  # from here on records are read, and what goes wrong is nobody's business
+        assert site.raw is not None
+        cells = site.raw(survey)
+        if cells.shape != (site.declared.held, len(survey.columns)):
+            raise SordinoError(f"the file has {len(cells)} held-out records now, {site.declared.held} were declared")
+        flat = torch.from_numpy(cells + survey.starts)
+        found = gate.count(permit, 0, {PART: (flat, survey.width)})[PART]
+        spent = {
+            "survey_epsilon": site.ledger.epsilon([account], run)[account],
+            "held_epsilon": site.ledger.epsilon([account])[account],
+            "not_private": list(site.ledger.account(account).not_private),
+        }
+        reply = pack(Packet(wire.ANSWER, spent, {PART: found.value}))
+    except Exception:
+        log.exception("the survey of run %s failed after it was charged; the server is told 'unavailable'", run)
+        return wire.unavailable()
+    site.ledger.store(account, run, key, request, reply)
+    log.info("survey of run %s: %d tables released, ε %.4g", run, len(survey.columns), spent["survey_epsilon"])
+    return reply
