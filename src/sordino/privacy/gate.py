@@ -290,16 +290,19 @@ class Gate:
         tables: for each part the cells of every record, [records, f], from 0 to width − 1, and width. A record is in
             one cell of each of f questions; a cell outside adds nothing (a null record, say).
 
-        Guarantees: a record moves a part by at most √f (√(2f) if it is exchanged, charged as 2√f); noise is exact, on
-        multiples of 2⁻¹⁶, z times that. It is not divided: counts are what is asked.
+        Guarantees: a record adds one to at most f cells, whatever they are, and moves a part by at most √f (√(2f) if
+        it is exchanged, charged as 2√f); noise is exact, on multiples of 2⁻¹⁶, z times that. It is not divided: counts
+        are what is asked.
         """
         if len(permit.turns) != 1:
             raise SordinoError("records are counted for one client at a time")
         terms, found = permit.terms[0], {}
         for part, (cells, width) in tables.items():
             permit.use(part, step)
-            inside = (cells >= 0) & (cells < width)
-            total = torch.bincount(cells[inside].reshape(-1), minlength=width).double()
+            own = cells.sort(1).values
+            inside = (own >= 0) & (own < width)
+            inside[:, 1:] &= own[:, 1:] != own[:, :-1]  # a cell counts a record once
+            total = torch.bincount(own[inside], minlength=width).double()
             if self.private:
                 far = terms.noise(part) * terms.adjacency.sensitivity * math.sqrt(cells.shape[1])
                 name = f"{permit.what}/{part}"

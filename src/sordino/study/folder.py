@@ -76,7 +76,7 @@ SURVEYED = "survey"
 
 
 def check_kind(path: Path, kind: str) -> None:
-    """Refuse a folder of another kind: a ``run``, ``sweep``, ``tuning``, ``comparison``, ``deployed run``, ``survey``."""
+    """Refuse another kind of folder: ``run``, ``sweep``, ``tuning``, ``comparison``, ``deployed run``, ``survey``."""
     if (path / "sweep.json").exists():
         found = "sweep"
     elif (path / "tune.json").exists():
