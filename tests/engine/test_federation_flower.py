@@ -137,6 +137,7 @@ def site_with(network: Network, folder: Path, authority: Path, private: Path, po
     """Anna's file with other keys, and a ledger of its own."""
     text = (network.folder / "anna.toml").read_text()
     text = text.replace('"keys/ca.crt"', f'"{authority}"').replace('"keys/sites/anna.key"', f'"{private}"')
+    text = text.replace('[trust]\npeers = "keys/sites"\n', "")
     text = text.replace('"anna.npz"', f'"{network.folder / "anna.npz"}"')
     if port is not None:
         text = text.replace(f":{network.link.port}", f":{port}")
