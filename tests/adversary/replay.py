@@ -8,6 +8,7 @@ may differ, and by its declared sensitivity at most. What differs is told in wor
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from torch import Tensor
 
 import sordino as sd
@@ -27,6 +29,7 @@ from sordino.data import Federation
 from sordino.engine import simulate
 from sordino.engine.federation import site, wire
 from sordino.engine.federation.exchange import farewell
+from sordino.engine.federation.masks import load_key, signed_key
 from sordino.privacy.gate import Gate, Permit
 from sordino.privacy.generators import Keyed
 from sordino.privacy.ledger import Ledger
@@ -139,15 +142,15 @@ class Tape:
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Record, or compare and replay, all that passes gate, ledger, generator and turn."""
-        grant, seal = Gate.grant, Gate._seal
+        grant, seal, whole = Gate.grant, Gate._seal, Gate.release_whole
         charge, declare, batches = Ledger.charge, Ledger.declare, Keyed.batches
 
-        def granted(gate: Gate, turns: Any, terms: Any, request: str) -> Permit:
+        def granted(gate: Gate, turns: Any, terms: Any, request: str, masks: str = "") -> Permit:
             names = [f"{one.what!r} of {told(turn)}" for turn, one in zip(turns, terms)]
             self.same("charge", f"a grant of {', '.join(names)}", [terms_of(terms), request])
             for turn, one in zip(turns, terms):
                 self.granted.update({(turn, one.what, part): one.count for part, _ in one.parts})
-            return grant(gate, turns, terms, request)
+            return grant(gate, turns, terms, request, masks)
 
         def sealed(gate: Gate, permit: Permit, part: str, step: int, total: Tensor, bound: Tensor, *more: Any) -> Any:
             where = f"the release of {part!r}, step {step}, {', '.join(told(turn) for turn in permit.turns)}"
@@ -179,9 +182,26 @@ class Tape:
             again.value = known[2].clone()
             return again
 
-        def charged(ledger: Ledger, charges: Any, replay: bool = False) -> Any:
-            self.same("charge", "a charge", [replay, *(replace(one, run="", request="") for one in charges)])
-            return charge(ledger, charges, replay)
+        def shared(gate: Gate, permit: Permit, step: int, batch: Any, bounds: Any, width: int) -> Any:
+            """Integers with the same noise in both runs: they differ by what one record moved, and by nothing else."""
+            (turn,), (terms,) = permit.turns, permit.terms
+            found = whole(gate, permit, step, batch, bounds, width)
+            for part, one in found.items():
+                self.made[turn, terms.what, part] += 1
+                where = f"the integers of {part!r}, {told(turn)}"
+                known = self.next("release", where, [one.value.clone(), bounds[part].clone()])
+                if known is not None:
+                    lattice = terms.lattice(part, float(bounds[part]), one.value.shape[1])
+                    for words in differences(known[1], bounds[part]):
+                        self.say("bound", f"{where}: {words}")
+                    steps = [value.double() * lattice.step for value in (known[0], one.value)]
+                    self._moves(permit, part, where, *steps, bounds[part], lattice.step * (1 + 1e-9))
+                    one.value = known[0].clone()
+            return found
+
+        def charged(ledger: Ledger, charges: Any, replay: bool = False, once: bool = False) -> Any:
+            self.same("charge", "a charge", [replay, once, *(replace(one, run="", request="") for one in charges)])
+            return charge(ledger, charges, replay, once)
 
         def declared(ledger: Ledger, plans: Any, *more: Any) -> Any:
             found = declare(ledger, plans, *more)
@@ -214,8 +234,17 @@ class Tape:
 
             return answer
 
+        def added(give: Callable[..., Any]) -> Callable[..., Any]:
+            def share(work: Any, rows: Any, *more: Any) -> Release:
+                found: Release = give(work, rows, *more)
+                self.same("upload", f"message of {', '.join(told(one) for one in rows.turns)}", found.value)
+                return found
+
+            return share
+
         with pytest.MonkeyPatch.context() as patch:
             for owner, name, by in (
+                *((Gate, "release_whole", shared), (site, "share", added(site.share))),
                 *((Gate, "grant", granted), (Gate, "_seal", sealed), (Ledger, "charge", charged)),
                 *((Ledger, "declare", declared), (Keyed, "batches", drawn)),
                 *((room, "take_turn", turned(room.take_turn)) for room in (simulate, site)),
@@ -353,13 +382,37 @@ class Sites(Rig):
         return made
 
 
+@contextmanager
+def foreseen_keys() -> Iterator[None]:
+    """Keys of runs, and signatures of them, that are the same in both runs: so are the masks."""
+
+    def kept_key(file: Path) -> X25519PrivateKey:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(hashlib.sha256(file.parents[2].name.encode()).digest())
+        return load_key(file)
+
+    def once(enrolled: Any, name: str, run: str, key: X25519PrivateKey) -> dict[str, str]:
+        if (name, run) not in SIGNED:
+            SIGNED[name, run] = signed_key(enrolled, name, run, key)
+        return SIGNED[name, run]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(site, "keep_key", kept_key)
+        patch.setattr(site, "signed_key", once)
+        yield
+
+
+SIGNED: dict[tuple[str, str], dict[str, str]] = {}
+"""What every site signed, once for all runs: signatures are made with chance."""
+
+
 def replay_sites(
     folder: Path, first: Federation, second: Federation, tape: Tape, study: dict[str, Any]
 ) -> list[Finding]:
     """Both runs as federations of sites; what differed, messages above all."""
     heard: list[list[tuple[str, bytes, bytes]]] = []
     for name, clients in (("first", first), ("second", second)):
-        with tape.listening(), Sites(folder / name, clients, study, key="a key for tests") as rig:
+        with tape.listening(), foreseen_keys(), Sites(folder / name, clients, study, key="a key for tests") as rig:
             try:
                 rig.train()
                 farewell(rig.wires, rig.ready.brief["run"], list(clients.names), 5.0)

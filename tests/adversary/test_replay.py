@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import sordino as sd
 from sordino import methods
 from sordino.data import Federation
+from sordino.privacy import gate
 
 PRIVATE = [name for name in methods.names() if methods.get(name).private]
 DEPLOYABLE = [name for name in PRIVATE if name != "optimum"]
@@ -41,7 +42,9 @@ def simulated(method: str, way: str, kind: str, model: Any = "logistic", **more:
     shows(tape, kind)
 
 
-def deployed(folder: Path, method: str, way: str, kind: str, model: str = "logistic", **more: Any) -> None:
+def deployed(
+    folder: Path, method: str, way: str, kind: str, model: str = "logistic", trust: Any = None, **more: Any
+) -> None:
     adjacency, training = WAYS[way]
     clients = three(adjacency)
     first, second, tape = neighbours(clients, kind, adjacency)
@@ -53,6 +56,8 @@ def deployed(folder: Path, method: str, way: str, kind: str, model: str = "logis
         "training": {"steps": 2, "lr": 0.2, **training, **more},
         "deployment": {"sites": list(clients.names), "shape": list(clients.shape), "classes": clients.classes},
     }
+    if trust is not None:
+        study["trust"] = trust
     findings = replay_sites(folder, first, second, tape, study)
     assert not findings, "\n".join(map(str, findings[:5]))
     shows(tape, kind)
@@ -80,6 +85,21 @@ def test_a_simulation_of_every_method(method: str):
 def test_sites_of_every_method(tmp_path: Path, method: str):
     place = DEPLOYABLE.index(method)
     deployed(tmp_path, method, turns(list(WAYS), place), turns(KINDS, place + 2))
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("method", ["dp-fedavg", "fedfdp", "adaptdp"])
+def test_sites_that_share_noise(tmp_path: Path, method: str, way: str):
+    """What a record moves is a sum of integers, by no more than its noise was made for; messages are the same."""
+    kind = turns(KINDS, list(WAYS).index(way) + len(method))
+    deployed(tmp_path, method, way, kind, trust={"noise": "shared", "colluders": 1}, steps=1)
+
+
+def test_integers_that_a_record_moves_too_far_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    honest = gate.exact_units
+    monkeypatch.setattr(gate, "exact_units", lambda *args: {part: 1.1 * one for part, one in honest(*args).items()})
+    with pytest.raises(AssertionError, match="a sum that one record moves by more"):
+        deployed(tmp_path, "dp-fedavg", "full zero-out", "huge", trust={"noise": "shared"}, steps=1)
 
 
 @pytest.mark.parametrize("model", ["mlp", "cnn-small"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,11 @@ def records_of(clients: Federation, place: int) -> Records:
     return Records(torch.from_numpy(clients.x[mine]), torch.from_numpy(np.asarray(clients.y)[mine]))
 
 
+def enrolment_key(name: str) -> ec.EllipticCurvePrivateKey:
+    """A site's enrolment key, the same in every rig."""
+    return ec.derive_private_key(int.from_bytes(sha256(name.encode()).digest()) >> 8, ec.SECP256R1())
+
+
 @dataclass
 class Wires:
     """A transport that hands bytes over, and remembers all of them. ``fault`` may swallow or replace a reply."""
@@ -127,7 +133,7 @@ class Rig:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.ready: Served = prepare(make_study(self.study), "run1")
         names = self.clients.names if "trust" in self.study else []
-        self.keys = {name: ec.generate_private_key(ec.SECP256R1()) for name in names}
+        self.keys = {name: enrolment_key(name) for name in names}
         self.wires = Wires({name: self.site(name) for name in self.clients.names})
         return self
 
