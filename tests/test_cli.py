@@ -152,9 +152,9 @@ def test_compare_leaves_out_what_diverges_and_says_so(call, study, tmp_path, mon
     assert "training diverged" in err
     real = many.prepare
 
-    def wild(clients, model, method, seed, options, settings, noises):
+    def wild(clients, model, method, seed, options, settings, noises, **more):
         settings |= {"server_lr": 1e60} if method.name == "fedavg" else {}
-        return real(clients, model, method, seed, options, settings, noises)
+        return real(clients, model, method, seed, options, settings, noises, **more)
 
     monkeypatch.setattr(many, "prepare", wild)
     caplog.clear()

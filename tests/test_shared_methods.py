@@ -62,7 +62,6 @@ def test_all_that_must_run_are_there():
         (("dp-fedavg", {"local": "scaffold", "aggregate": "scaffold"}), {}, "single updates.*use"),
         (("adaptdp", {"ask": {"name": "squared-norm", "per_client": True}}), {}, "single answers.*leave it out"),
         (("privacy-aware", {"select": {"name": "privacy-aware", "headroom": 2.0}}), {}, "headroom.*leave it at 1"),
-        ("dp-fedavg", {"exact_noise": True}, "exact_noise.*leave it out"),
     ],
 )
 def test_what_a_sum_cannot_do_is_refused_with_a_remedy(digits, method, more, told):

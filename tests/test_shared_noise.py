@@ -18,6 +18,7 @@ from sordino.methods import Population, Training, get, make_plan
 from sordino.privacy.ledger import Charge, Ledger, LedgerPlan
 from sordino.privacy.trust import EVERYBODY, Shared, Trust
 from sordino.privacy.types import Adjacency, Budget, Event, Sampling
+from sordino.server.rules import SHARED_SPREAD
 from sordino.study.file import read_study
 
 INF = math.inf
@@ -213,6 +214,64 @@ def test_the_plan_shows_the_noise_that_the_sum_has(digits):
     each = [w * c.noise / math.sqrt(6 - 2) / c.terms.divisor for w, c in zip(weights, view.plan.clients)]
     assert view.noise_on_aggregate == pytest.approx(0.3 * 0.7 * math.sqrt(sum(e**2 for e in each)))
     assert view.noise_on_aggregate == pytest.approx(0.3 * 0.7 * view.plan.sharing.noise)
+
+
+@pytest.mark.parametrize("adjacency", ["zero-out", "replace-one"])
+@pytest.mark.parametrize("case", ["unequal", "lost sites", "two lost", "a public site"])
+def test_weights_and_noise_balance_bias_and_noise(case, adjacency):
+    """Over a grid of v: τ²‖w − p‖² + n v²/(h T), with the noise that budgets need; few numbers, so that bias counts."""
+    method, epsilons, sizes, colluders, dropouts = CASES[case]
+    rounds, dimension = 40, 3
+    plan = planned(*CASES[case], adjacency=adjacency, rounds=rounds, dimension=dimension)
+    longer = Training(**{**vars(plan.training), "rounds": rounds + dropouts})
+    needed = [c.noise for c in make_plan(plan.method, longer, plan.population, dimension, 0).clients]
+    noisy = np.array([not math.isinf(e) for e in epsilons])
+    counts = np.array(epsilons if method == "weiavg" else sizes)
+    shares = counts / counts.sum()
+    rest = shares[noisy].sum()
+    wanted = shares[noisy] / rest
+    most = np.array([c.terms.divisor / (z * c.terms.adjacency.sensitivity) for c, z in zip(plan.clients, needed) if z])
+    spread = 0.0 if method == "declared-variance" else SHARED_SPREAD**2 / dimension
+    ratio = noisy.sum() / max(1, noisy.sum() - colluders - dropouts) / rounds
+
+    def at(level):
+        low, high = 0.0, 1.0
+        for _ in range(30):
+            middle = (low + high) / 2
+            low, high = (middle, high) if np.minimum(wanted + middle, most * level).sum() < 1 else (low, middle)
+        weights = np.minimum(wanted + high, most * level)
+        return spread * ((weights - wanted) ** 2).sum() + ratio * level**2, weights
+
+    grid = np.geomspace(1 / most.sum(), max(1 / most.sum(), (wanted / most).max()), 400)
+    _, weights = min((at(level) for level in grid), key=lambda one: one[0])
+    if case in ("unequal", "two lost"):
+        assert not np.allclose(weights, most / most.sum(), rtol=0.02), "bias counts here"
+    found = np.array(plan.sharing.releases[0].weights)
+    np.testing.assert_allclose(found[noisy], rest * weights, rtol=0.02)
+    np.testing.assert_allclose(found[~noisy], shares[~noisy])
+    for c, z in zip(plan.clients, needed):
+        assert c.noise >= z * (1 - 1e-4), "nobody gets less noise than its budget asks for"
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_sum_fits_its_integers(case):
+    """All records of all sites at their bound, and forty deviations of everybody's noise, stay below 2⁶³ steps."""
+    plan = planned(*CASES[case], dimension=1_000_000)
+    rates = np.array([c.terms.sampling.rate for c in plan.clients])
+    release = plan.sharing.releases[0]
+    for part in release.parts:
+        signal = (np.array(release.weights) / rates).sum() / part.grain
+        assert signal + 40 * part.deviation * math.sqrt(len(rates)) < 2.0**63
+        least = min(w / c.terms.divisor for w, c in zip(release.weights, plan.clients) if not c.budget.is_public)
+        assert part.grain * math.sqrt(part.width) <= least * 2.0**-20 * (1 + 1e-12)
+        assert part.deviation >= 5, "sums of discrete Gaussians are near one from here on"
+
+
+def test_weights_too_unequal_for_one_sum_of_integers_are_refused():
+    """Where sites with public data count for all but a millionth, a lattice fine enough for the others is too fine."""
+    with pytest.raises(BadInput, match=r"does not fit 64 bits.*use aggregate = 'balanced'"):
+        planned("weiavg", [1.0, INF, 5.0], [30_000] * 3, 0, 0, dimension=10_000_000)
+    planned("dp-fedavg", [1.0, INF, 5.0], [30_000] * 3, 0, 0, dimension=10_000_000)
 
 
 def test_virtual_copies_are_one_site():

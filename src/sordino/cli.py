@@ -162,6 +162,7 @@ def run(
         check_path(ledger.resolve(), readonly=False)
     clients, method = read.federation(), read.chosen_method()
     tracking = tracker(read.study.track, folder, read, folder.name)
+    shown = f"{method.name}, noise shared" if read.trust.chosen().shared else method.name
     with Live(err_console, _state["quiet"]) as live, tracking as tracked:
         done = train(
             clients,
@@ -171,7 +172,7 @@ def run(
             resume=resume,
             device=read.study.device,
             name=read.study.name,
-            callbacks=[live.watch(method.name, read.study.seed, read.planned_rounds), tracked],
+            callbacks=[live.watch(shown, read.study.seed, read.planned_rounds), tracked],
             **read.arguments(),
         )
         tracked.finish(done.result)

@@ -17,14 +17,17 @@ import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-from federation_rig import Rig, five_clients, table
+from federation_rig import Fixture, Rig, five_clients, table
 
+from sordino.client.rows import Records
 from sordino.engine.federation import wire
 from sordino.engine.federation.descriptor import brief_digest
 from sordino.engine.federation.exchange import farewell, offer_of
 from sordino.engine.federation.limits import Policy
 from sordino.engine.federation.masks import keep_key, masked, signed_key
 from sordino.engine.federation.wire import Packet, pack, unpack
+from sordino.privacy.generators import Turn
+from sordino.privacy.types import Sampling
 
 COLLUDERS, DROPOUTS, ROUNDS = 1, 1, 6
 CLIP = 0.1
@@ -403,6 +406,16 @@ class TestPromises:
 
         assert "would have noise" in server.refused("client-00", change=change)
 
+    @pytest.mark.parametrize("finer", [2**22, 2**30])
+    def test_a_lattice_so_fine_that_large_batches_do_not_fit_tells_no_sizes(self, server: Server, finer: int):
+        """Refused for what the charter says, before a batch is drawn: else "unavailable" would tell large batches."""
+
+        def change(facts: dict[str, Any]) -> None:
+            part = facts["charter"]["releases"][0]["parts"][0]
+            part["grain"], part["deviation"] = part["grain"] / finer, min(2.0**44, part["deviation"] * finer)
+
+        assert "do not fit exact sums" in server.refused("client-00", change=change)
+
     def test_a_larger_weight_for_one_site(self, server: Server):
         def change(facts: dict[str, Any]) -> None:
             one = facts["charter"]["releases"][0]
@@ -484,3 +497,32 @@ class TestPromises:
 )
 def test_a_charter_that_makes_no_sense_is_refused(server: Server, change: Change):
     assert server.refused("client-00", change=lambda facts: change(facts["charter"]))
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e20])
+def test_one_record_moves_an_unmasked_message_by_its_declared_steps_at_most(tmp_path: Path, scale: float):
+    """Twice the same turn with the same draws, once without a record: what is under the masks differs by its term."""
+    found = []
+    for place in ("with", "without"):
+        server = Server(tmp_path / place, key="foreseen")
+        name, site = server.names[0], server.rig.wires.sites[server.names[0]]
+        where = Fixture("foreseen").batches(
+            Turn(site.account, 1), "gradient", Sampling.poisson(0.2), len(site.records.y), 1
+        )
+        odd = int(where[0][0])
+        site.records.x[odd] *= scale
+        if place == "without":
+            valid = torch.ones(len(site.records.y), dtype=torch.bool)
+            valid[odd] = False
+            site.records = Records(site.records.x, site.records.y, valid)
+        reply = server.ask(name)
+        key = keep_key(tmp_path / place / name / "runs" / "run1" / "mask.key")
+        keys = {one["name"]: bytes.fromhex(one["key"]["public"]) for one in server.charter["seats"]}
+        keys.pop(name)
+        digest = bytes.fromhex(reply.facts["descriptor"])
+        own = torch.from_numpy(masked(np.zeros(len(server.weights), dtype=np.int64), name, key, keys, digest))
+        found.append(reply.tensors[wire.MASKED][0] - own)
+        assert not is_noise_of_masks(found[-1])
+    moved = float((found[0] - found[1]).double().norm())
+    lattice = server.plan.clients[0].terms.common[0].lattice(CLIP, len(server.weights))
+    assert 0 < moved <= lattice.sensitivity / lattice.step

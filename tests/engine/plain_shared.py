@@ -72,12 +72,12 @@ def plain_quantile(p, shares, target=0.5, rate=0.2):
     w, radius = p.start.clone(), p.clip
     weights = p.weights([c.terms for c in p.plan.clients], shares)
     for number in range(1, p.rounds + 1):
-        gradients, mean = {}, 0.0
+        gradients, mean, whole = {}, 0.0, sum(weights[i] for i in p.asked[number - 1])
         for i in p.asked[number - 1]:
             gradients[i], under, terms = p.mean_gradient(w, i, number, radius)
             own = terms.noise("under-radius") * terms.adjacency.sensitivity * p.share
             under += own * 0.5 * p.drawn(i, number, terms.what, "under-radius", 1).item()
-            mean += weights[i] * under / terms.divisor
+            mean += weights[i] / whole * under / terms.divisor
         w = p.step(w, number, shares, gradients)
         radius *= math.exp(-rate * (min(1.0, max(0.0, 0.5 + mean)) - target))
     return w
@@ -110,5 +110,6 @@ def plain_adaptdp(p, shares, tau=1.0, floor=1e-3, chance=0.01):
         spread = math.sqrt(sum((c * o) ** 2 for c, o in zip(counts, own)))
         margin = math.sqrt(2 * math.log(2 * p.rounds / chance)) * spread * ceiling**2  # one answer a round is heard
         radius = max(floor * ceiling, min(ceiling, math.sqrt(max(0.0, 2 * tau * (mean + margin)))))
+        assert floor * ceiling < radius < ceiling, "the radius is what the answers make of it"
         w = p.step(w, number, shares, {i: p.mean_gradient(w, i, number, radius)[0] for i in p.everyone})
     return w

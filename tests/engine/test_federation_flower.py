@@ -94,7 +94,7 @@ def test_secret_generators_train_a_sensible_model(network: Network, five):
         ("fedfdp", {}),
         ("adaptdp", {}),
         ("dp-fedavg", {"noise": "shared", "colluders": 1}),
-        ("adaptdp", {"noise": "shared", "dropouts": 1}),
+        pytest.param("adaptdp", {"noise": "shared", "dropouts": 1}, marks=pytest.mark.slow),
     ],
 )
 def test_the_network_trains_to_the_weights_of_the_simulation(

@@ -17,6 +17,8 @@ from sordino.engine.federation.limits import Policy
 from sordino.engine.federation.peers import Peers
 from sordino.engine.federation.wire import unpack
 from sordino.errors import SordinoError
+from sordino.study.conduct import conduct, set_up
+from sordino.study.file import make_study
 
 TRAINING = {"steps": 1, "rate": 0.2, "lr": 0.5}
 
@@ -219,3 +221,17 @@ def test_what_is_sent_was_charged_and_says_whom_it_holds_against(clients, tmp_pa
             assert check_wire(replies, tmp_path / f"{name}.db") == 4
             assert said[name]["against"].words() == "against the server and any one of the four other sites"
             assert said[name]["own_epsilon"] > said[name]["spent_epsilon"]
+
+
+def test_a_run_in_which_too_few_would_share_noise_does_not_begin(clients, tmp_path: Path):
+    study = shared("dp-fedavg", clients, dropouts=0)
+    study["deployment"] |= {"enrol": 0.1, "timeout": 2.0}
+    with Rig(tmp_path, clients, study) as rig:
+        site = rig.wires.sites["client-02"]
+        known = {name: key for name, key in site.peers.pinned.items() if name < "client-02"}
+        site.peers = Peers(site.name, site.peers.private, known)
+        set_up(tmp_path / "run", make_study(study), resume=False)
+        with pytest.raises(SordinoError, match=r"4 sites would share noise, too few.*client-02: 'gradient' would have"):
+            conduct(tmp_path / "run", rig.wires)
+        assert all(spent(rig, name) == 0 for name in clients.names)
+        assert not list(tmp_path.glob("*/runs/*/mask.key")), "and the keys are erased"

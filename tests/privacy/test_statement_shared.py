@@ -164,7 +164,7 @@ def test_a_client_that_never_shared_reads_nothing_of_it(tmp_path):
 def test_shares_alone_release_nothing_of_its_own(tmp_path):
     with ledger_with(tmp_path / "l.db", shared()) as ledger:
         text = statement_text(statement(ledger, "hospital 3"))
-    assert "noise of its own:  nothing released" in text
+    assert "noise of its own:  nothing released\n" in text
 
 
 def test_a_run_of_many_sites_lists_few_numbers_with_the_promised_one(tmp_path):
@@ -184,6 +184,16 @@ def test_an_account_that_is_not_private_promises_nothing_of_either_kind(tmp_path
     assert told["shared_noise"]["own_epsilon"] is None
     assert told["shared_noise"]["against"] == []
     assert "infinite" in statement_text(told)
+
+
+def test_public_data_is_promised_nothing(tmp_path):
+    with Ledger(tmp_path / "l.db") as ledger:
+        ledger.open_account("hospital 3", Budget(math.inf, DELTA))
+        ledger.declare([plan(1, turn=(replace(GRADIENT, noise=0.0, shared=shared()),))])
+        ledger.charge([charge("all", count=COUNT)])
+        text = statement_text(statement(ledger, "hospital 3"))
+    assert "that holds" not in text
+    assert "Two kinds of promise" not in text
 
 
 def test_the_export_is_plain_json(tmp_path):

@@ -40,6 +40,7 @@ def rig(tmp_path: Path):
 
 def test_a_deployed_result_says_against_whom(rig: Rig):
     set_up(rig.run, make_study(rig.study), resume=False)
+    assert look(rig.run)["trust"] == ["noise is shared: promises hold against the server and any one other site"]
     conduct(rig.run, rig.wires)
     result = json.loads((rig.run / "result.json").read_text())
     for one in result["privacy"]:

@@ -30,6 +30,9 @@ Array = NDArray[np.float64]
 FINENESS = 20
 """The lattice's step is 2⁻²⁰/√d of the least that a record may move the sum: discrete noise then costs nothing."""
 
+MOST_STEPS = 2.0**62
+"""How far from zero a sum may be on its lattice: sites add up modulo 2⁶⁴, and the sum is read with its sign."""
+
 FAINTEST = 1e-6
 """The smallest share that anybody is to count for: a rule that wants to hear nobody else would need endless noise."""
 
@@ -240,7 +243,16 @@ def settled(
             grain = smallest * 2.0**-FINENESS / math.sqrt(widths[name])
             # Rounding a record's term moves it by at most half a step, of √d numbers; see Lattice.sensitivity.
             slack = 1 + SLACK + 2.0 ** -(FINENESS + 1)
-            parts.append(SharedPart(name, widths[name], level, grain, first.share * level * slack / grain))
+            deviation = first.share * level * slack / grain
+            # A batch may be everybody's every record, 1/q times as many as expected.
+            furthest = float((weights / np.array([t.sampling.rate for t in terms])).sum()) / grain
+            if furthest + 40 * deviation * math.sqrt(len(terms)) >= MOST_STEPS:
+                raise BadInput(
+                    f"trust.noise = 'shared': the sum of {name!r} does not fit 64 bits, for the weights of sites that "
+                    f"add noise begin at {float(weights[private].min()):.1e}; use aggregate = 'balanced', or leave "
+                    "the sites with public data out"
+                )
+            parts.append(SharedPart(name, widths[name], level, grain, deviation))
         releases.append(SharedRelease(tuple(weights.tolist()), tuple(parts)))
         told.append([tell(t, releases[-1], place, first) for place, t in enumerate(terms)])
         sites = first.sites

@@ -130,15 +130,15 @@ class Binding:
 class Split:
     """How a site's records were parted into training and held-out, once and for ever.
 
-    ``key`` is the secret key of the hash, ``ids``: whether records have ids of their own; where they have none,
-    ``frozen`` is a commitment to the file that their places are in.
+    ``key`` is the secret key of the hash, ``ids`` the column of the records' ids; where they have none (an empty
+    text), ``frozen`` is a commitment to the file that their places are in.
     """
 
     entry: int
     time: str
     share: float
     key: str
-    ids: bool
+    ids: str
     frozen: str = ""
 
 

@@ -51,9 +51,14 @@ class Common:
         return math.sqrt(shares) * self.deviation * self.step / moved
 
 
+def largest(batch: float) -> float:
+    """More records than a batch ever has whose expected size is b: 2b + 100."""
+    return 2.0 * batch + 100.0
+
+
 def ceiling(lattice: Lattice, batch: float) -> float:
     """The longest that a site's sum may be, in steps: what 2b + 100 records may add; b is the expected ``batch``."""
-    return (2.0 * batch + 100.0) * lattice.sensitivity / lattice.step
+    return largest(batch) * lattice.sensitivity / lattice.step
 
 
 def within(units: Tensor, longest: float) -> Tensor:

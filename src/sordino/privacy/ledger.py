@@ -165,8 +165,7 @@ class Ledger(Reading):
                     continue
                 if once and earlier is not None:
                     raise BadInput(
-                        f"{one.key!r} was charged in entry {earlier.number}, and is used once: repeat the round as a "
-                        "new attempt"
+                        f"{one.key!r} was charged before, and is used once: repeat the round as a new attempt"
                     )
                 place = (one.client, one.run, one.what)
                 total = totals.get(place, standing.used.get(one.what, 0)) + int(one.count)
@@ -333,17 +332,18 @@ class Ledger(Reading):
             )
         return last.account
 
-    def split(self, share: float, commit: Commit | None) -> bytes:
+    def split(self, share: float, ids: str, commit: Commit | None = None) -> bytes:
         """Part this site's records into training and held-out, or find them parted so; returns the hash's secret key.
 
-        ``commit``: a hash of the file under a secret salt, where records have no ids and are known by their places in
-        it; None where they have ids.
+        ``ids``: the column of the records' ids. Where it is empty they have none and are known by their places in a
+        file, of which ``commit`` makes a hash under a secret salt.
 
-        Guarantees: a record never goes from one part to the other: another share, another file, ids where there were
-        none or none where there were some are refused.
+        Guarantees: a record never goes from one part to the other: another share, another column of ids, another file
+        where there are none are refused.
         """
         check_share(share, "held_out")
-        ids = commit is None
+        if bool(ids) is (commit is not None):
+            raise BadInput("records are known by their ids, or by their places in a file that is committed to")
         if self._book().split is None:
             trained = [client for client in _deployed(self._book()) if client in self._book().blocks]
             if trained:
@@ -361,7 +361,8 @@ class Ledger(Reading):
         assert known is not None
         key = bytes.fromhex(known.key)
         if known.share != share or known.ids != ids:
-            told = f"a share of {known.share:g}, by {'their ids' if known.ids else 'their places in a file'}"
+            by = f"their ids ({known.ids})" if known.ids else "their places in a file"
+            told = f"a share of {known.share:g}, by {by}"
             raise BadInput(
                 f"{self.path} has parted these records before: {told}; a record is in one part for ever, so leave it so"
             )

@@ -72,7 +72,7 @@ def export(ledger: Ledger, clients: list[str] | None = None) -> dict[str, Any]:
 def _together(ledger: Ledger, names: list[str]) -> dict[str, dict[str, Any]]:
     """By client that ever shared noise: the two kinds of promise apart, and what other numbers of colluders leave."""
     sites = {name: _most_sites(ledger, name) for name in names}
-    sharing = [name for name in names if sites[name] > 1]
+    sharing = [name for name in names if sites[name] > 1 and not ledger.account(name).budget.is_public]
     if not sharing:
         return {}
     own = ledger.own_epsilon(sharing)
@@ -224,7 +224,7 @@ def figures_in_words(told: dict[str, Any]) -> list[str]:
         f"Composition:     {told['composition']}: {told['composition_in_words']}",
         f"Budget:          {budget}, delta {told['delta']:.6g}",
         f"Spent:           epsilon {epsilon_in_words(spent)}{secret}",
-        f"  that holds {told['trust']}",
+        *([] if spent is None else [f"  that holds {told['trust']}"]),
         f"  the same under replace-one: {exchange}",
         f"Left:            {'no limit' if left is None else f'epsilon {math.floor(left * 1e4) / 1e4:.6g}'}",
     ]
@@ -239,7 +239,7 @@ def _together_in_words(told: dict[str, Any]) -> list[str]:
     lines = [
         "",
         "Two kinds of promise:",
-        f"  noise of its own:  {'nothing released' if own == 0 else f'epsilon {epsilon_in_words(own)}'}, {EVERYBODY}",
+        f"  noise of its own:  {'nothing released' if own == 0 else f'epsilon {epsilon_in_words(own)}, {EVERYBODY}'}",
         f"  noise shared:      epsilon {epsilon_in_words(kinds['shared_noise_epsilon'])}, {told['trust']}",
         f"  both together:     epsilon {epsilon_in_words(told['spent_epsilon'])}, {told['trust']}",
         "",

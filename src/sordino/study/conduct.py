@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from sordino.engine import rounds
@@ -167,6 +168,13 @@ def _agree(folder: Path, ready: Served, plan: Plan, transport: Transport, charte
         raise BudgetRefused(
             f"nobody takes part: no site's budget pays for one turn of this plan ({', '.join(dry)}); plan fewer "
             "rounds or less precise ones, or let officers top the sites' ledgers up"
+        )
+    willing = np.array([i for i, c in enumerate(plan.clients) if payable.get(c.name)], dtype=np.int64)
+    if any(payable.values()) and not rounds.enough(plan, willing):
+        reasons = refused | dict.fromkeys(dry, "its budget pays for no turn")
+        raise SordinoError(
+            f"{len(willing)} sites would share noise, too few for their promises to hold: "
+            + "; ".join(f"{name}: {why}" for name, why in reasons.items())
         )
     if not any(payable.values()):
         reasons = refused | dict.fromkeys(dry, "its budget pays for no turn")

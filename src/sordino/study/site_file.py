@@ -179,7 +179,9 @@ class SiteFile(Section):
         share, where = self.data.held_out, self.at(self.data.path)
         if share is None:
             return None
-        return held_mask(ledger, share, where, count, None if self.data.id is None else self._ids(where, self.data.id))
+        if self.data.id is None:
+            return held_mask(ledger, share, where, count)
+        return held_mask(ledger, share, where, count, self.data.id, self._ids(where, self.data.id))
 
     def _ids(self, where: Path, column: str) -> list[str]:
         """The id of every record; records that have none count as one person's."""

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sordino.errors import BadInput
+from sordino.privacy.trust import SHARED, Against
 from sordino.study.against import trust_lines
 from sordino.study.serve import is_locked, read_rounds
 
@@ -56,9 +57,16 @@ def look(folder: Path) -> dict[str, Any]:
         "now": now or None,
         "waiting": time.time() - now["since"] if now and state == "running" else None,
         "sites": [{**one, "spent_epsilon": spent.get(one["site"])} for one in sites],
-        "trust": trust_lines([result]) if result else [],
+        "trust": trust_lines([result]) if result else _planned_trust(study.get("trust", {})),
         "last": history[-5:],
     }
+
+
+def _planned_trust(chosen: dict[str, Any]) -> list[str]:
+    """Whom promises are to hold against, where a study shares noise."""
+    if chosen.get("noise") != SHARED:
+        return []
+    return [f"noise is shared: promises hold {Against(int(chosen.get('colluders', 0))).words()}"]
 
 
 def _site(name: str, enrolled: dict[str, Any], agreed: dict[str, Any], history: list[dict[str, Any]]) -> dict[str, Any]:

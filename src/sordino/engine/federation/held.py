@@ -18,15 +18,16 @@ from sordino.privacy.ledger import Ledger
 
 
 def held_mask(
-    ledger: Ledger, share: float, file: Path, count: int, ids: Sequence[str] | None = None
+    ledger: Ledger, share: float, file: Path, count: int, column: str = "", ids: Sequence[str] = ()
 ) -> NDArray[np.bool_]:
     """Which of a file's records are held out, one entry a record: by their ids, or by their places in this very file.
 
-    The ledger remembers share, key and, where records have no ids, the file.
+    ``column``: what the column of the ``ids`` is called; empty where there are none. The ledger remembers share, key
+    and, where records have no ids, the file.
     """
-    if ids is not None:
-        return held_out(ledger.split(share, None), ids, share)
-    return held_out(ledger.split(share, lambda key: _hashed(file, key)), places(count), share)
+    if column:
+        return held_out(ledger.split(share, column), ids, share)
+    return held_out(ledger.split(share, "", lambda key: _hashed(file, key)), places(count), share)
 
 
 def _hashed(file: Path, key: bytes) -> str:

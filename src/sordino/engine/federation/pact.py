@@ -7,6 +7,7 @@ about it. A refusal depends on public parameters only, and comes before anything
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +20,7 @@ from sordino.engine.federation.masks import check_keys, public_of, verify_key
 from sordino.engine.federation.peers import Peers
 from sordino.methods import Method
 from sordino.methods.sharing import tell
+from sordino.privacy.common import largest
 from sordino.privacy.gate import ROUNDING, Terms
 from sordino.privacy.trust import SHARED, Shared, Trust
 
@@ -121,6 +123,9 @@ class Pact:
                 raise Refused("noise is shared in turns of one step, from batches of the rate that the charter says")
             shared = Shared(charter.sites, charter.colluders, charter.dropouts, 1.0, 1)
             found.append(tell(own, release, self.place, shared))
+            # A step that no sum fits would be noticed at the first large batch, and how large it was with it.
+            for part, common in zip(release.parts, found[-1].common):
+                common.lattice(1.0, part.width).check_room(math.ceil(largest(own.divisor)), part.deviation)
         return found
 
     def check_offer(self, terms: Sequence[Terms]) -> None:

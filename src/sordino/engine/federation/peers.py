@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -35,11 +36,15 @@ class Peers:
             raise BadInput(f"trust.peers: {files[name]} is not the public half of keys.private; remove or replace it")
         return cls(name, private, pinned)
 
+    @cached_property
+    def _prints(self) -> dict[str, str]:
+        """Fingerprints of all keys, this site's own among them."""
+        return {name: fingerprint(key) for name, key in {**self.pinned, self.name: self.private.public_key()}.items()}
+
     def key_of(self, name: str) -> ec.EllipticCurvePublicKey | None:
         """The enrolment key by which this site knows another, or itself; None where it pinned none."""
         return self.private.public_key() if name == self.name else self.pinned.get(name)
 
     def distinct(self, names: Iterable[str]) -> int:
         """How many different sites these names are for sure: pinned keys count once, names without one do not."""
-        known = (self.key_of(one) for one in names)
-        return len({fingerprint(one) for one in known if one is not None})
+        return len({self._prints[one] for one in names if one in self._prints})

@@ -51,8 +51,9 @@ class SharedRounds(Coordinator):
     def _round(self, state: Checkpoint, number: int, broke: set[str]) -> dict[str, Any]:
         plan, before, missing = self.course.plan, state.server, Heard()
         scheduled = plan.schedule.round(number)
-        payers = rounds.who_can_pay(plan, state.server, self._left(state, broke), scheduled)
-        dry = sorted({self._name(i) for i in set(scheduled.clients) - set(payers.clients)})
+        left = self._left(state, broke)
+        payers = rounds.who_can_pay(plan, state.server, left, scheduled)
+        dry = sorted(self._name(i) for i in scheduled.clients if left[i] <= 0)
         called = self._here(state, number, payers)
         missing.absent += [self._name(i) for i in payers.clients if i not in called.clients]
         also: dict[str, Any] = {"repeats": Counter[str](), "unopened": Counter[str]()}
@@ -149,16 +150,17 @@ class SharedRounds(Coordinator):
             away |= {*record.get("absent", ()), *record.get("refused", {})}
             away -= set(record["participants"])
         gone = {name for name in names if refused[name] >= STUBBORN}
+        expected = set(names) - gone - away  # whoever was missing last time is welcome, and not waited for
 
         def find() -> list[str]:
             began = time.monotonic()
             while True:
                 there = self.transport.names() - gone
-                doubtful = sorted((away & there & set(names)) - gone)
+                doubtful = sorted(away & there & set(names))
                 there -= set(doubtful) - present(self.transport, doubtful, min(PATIENCE, self.seconds))
                 here, waited = [name for name in names if name in there], time.monotonic() - began
                 enough = rounds.enough(self.course.plan, self._places(here)) and len(here) >= self.least
-                if len(here) == len(set(names) - gone) or (enough and waited > PATIENCE) or waited > self.seconds:
+                if (enough and (there >= expected or waited > PATIENCE)) or waited > self.seconds:
                     break
                 time.sleep(0.5)
             if not enough:

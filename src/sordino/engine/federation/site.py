@@ -43,7 +43,10 @@ from sordino.server.broadcast import Frame, check_broadcast
 log = logging.getLogger("sordino.site")
 
 RESENDABLE = 8
-"""How many of a run's newest releases are kept for resending: a server may repeat the round under way."""
+"""How many of a run's newest releases are kept for resending: a server may repeat the round under way.
+
+Half as many under masks, where a message is twice as long.
+"""
 
 
 @dataclass(frozen=True)
@@ -291,7 +294,7 @@ class Site:
             return wire.unavailable()
         if private:
             self.ledger.store(self.account, job.run, key, request, reply)
-            self.ledger.forget(self.account, job.run, keep=RESENDABLE)
+            self.ledger.forget(self.account, job.run, keep=RESENDABLE // 2 if masks else RESENDABLE)
         log.info("%s: released", key)
         return reply
 
