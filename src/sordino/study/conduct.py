@@ -7,6 +7,7 @@ keys.json: which key every name belongs to in this run.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import math
@@ -33,6 +34,7 @@ from sordino.study.deploy import USUAL, Served, judge_of, prepare
 from sordino.study.deployed import result_of
 from sordino.study.file import Study, make_study
 from sordino.study.folder import Folder, check_kind, planned
+from sordino.study.judged import judged_lines
 from sordino.study.result import to_json
 
 log = logging.getLogger("sordino.coordinator")
@@ -104,7 +106,8 @@ def _conduct(folder: Path, transport: Transport) -> dict[str, Any]:
     plan = adapt(plan, payable, len(ready.start), study.study.seed)
     state = kept.checkpoint(torch.device("cpu")) or Checkpoint(0, ready.start, ready.shown)
     course, inbox, notice = rounds.Course(plan, ready.layout), Inbox(folder / "inbox"), partial(_notice, folder)
-    parts = (course, ready.brief, transport, inbox, payable, where.timeout, where.least, notice)
+    judged = agreed.get("evaluations", {})
+    parts = (course, ready.brief, transport, inbox, payable, where.timeout, where.least, notice, judged)
     coordinator = Coordinator(*parts) if charter is None else SharedRounds(*parts, charter=charter)
     judge, began = judge_of(ready), time.monotonic()
     for now in coordinator.run(state):
@@ -113,6 +116,8 @@ def _conduct(folder: Path, transport: Transport) -> dict[str, Any]:
             now.history[-1] |= judge(now.shown)
         kept.keep(now)
         log.info("round %d of %d: %d answers", now.round, plan.schedule.rounds, len(now.history[-1]["participants"]))
+        for line in judged_lines(now.history[-1].get("evaluation", [])):
+            log.info("%s", line)
     if early := rounds.stopped(plan, state.round):
         log.warning("%s", early["reason"])
     _notice(folder, {"round": state.round, "phase": "saying goodbye", "asked": list(facts)})
@@ -158,7 +163,8 @@ def _enrol(folder: Path, ready: Served, transport: Transport) -> dict[str, Any]:
 def _agree(folder: Path, ready: Served, plan: Plan, transport: Transport, charter: Charter | None) -> dict[str, Any]:
     """How many turns every site can pay, and why some refused."""
     _notice(folder, {"round": 0, "phase": "offer", "asked": [c.name for c in plan.clients]})
-    payable, refused = agree(transport, ready.brief, plan, ready.study.deployment.timeout, charter)
+    found = agree(transport, ready.brief, plan, ready.study.deployment.timeout, charter)
+    payable, refused = found.payable, found.refused
     dry = [name for name, turns in payable.items() if turns == 0 and name not in refused]
     for name, why in refused.items():
         log.warning("%s refused: %s", name, why)
@@ -179,7 +185,7 @@ def _agree(folder: Path, ready: Served, plan: Plan, transport: Transport, charte
     if not any(payable.values()):
         reasons = refused | dict.fromkeys(dry, "its budget pays for no turn")
         raise SordinoError("nobody takes part: " + "; ".join(f"{name}: {why}" for name, why in reasons.items()))
-    return {"payable": payable, "refused": refused}
+    return dataclasses.asdict(found)
 
 
 def _notice(folder: Path, what: dict[str, Any]) -> None:

@@ -25,11 +25,11 @@ from sordino.privacy.types import Adjacency, Sampling, Scheme
 
 VERSION = 1
 
-WHO, HELLO, OFFER, ASK, TURN, BYE = "who", "hello", "offer", "ask", "turn", "bye"
+WHO, HELLO, OFFER, ASK, TURN, SCORES, BYE = "who", "hello", "offer", "ask", "turn", "scores", "bye"
 """Requests: what is your name? – would this study suit you? – would you do this much of it? – answer a question –
-take a turn – the run is over."""
+take a turn – judge this model on your held-out records – the run is over."""
 
-FACTS, ACCEPTED, ANSWER, UPLOAD = "facts", "accepted", "answer", "upload"
+FACTS, ACCEPTED, ANSWER, UPLOAD, COUNTS = "facts", "accepted", "answer", "upload", "counts"
 REFUSED, UNAVAILABLE = "refused", "unavailable"
 """Replies. ``unavailable`` says nothing else: whatever it hides may depend on records."""
 
@@ -69,6 +69,14 @@ def unpack(data: bytes) -> Packet:
         raise
     except (SafetensorError, KeyError, TypeError, ValueError, RecursionError):
         raise BadInput("these bytes are no packet of sordino") from None
+
+
+def whole(packet: Packet, key: str) -> int:
+    """A whole number that a request must say."""
+    value = packet.facts[key]
+    if type(value) is not int:  # a truth value is none, nor is 3.0 or "3"
+        raise BadInput(f"{key!r} is {value!r}: a whole number was expected")
+    return value
 
 
 def digest(data: bytes) -> str:
