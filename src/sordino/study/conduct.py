@@ -35,17 +35,22 @@ from sordino.study.deployed import result_of
 from sordino.study.file import Study, make_study
 from sordino.study.folder import Folder, check_kind, planned
 from sordino.study.judged import judged_lines
+from sordino.study.prepared import Run
 from sordino.study.result import to_json
 
 log = logging.getLogger("sordino.coordinator")
 
+JUDGED = "judged.safetensors"
+"""The saved run whose model is judged, where nothing is trained."""
+
 BYE = 60.0  # seconds sites have to say what they spent, once a run is over
 
 
-def set_up(folder: Path, study: Study, resume: bool, keys: Path | None = None) -> None:
+def set_up(folder: Path, study: Study, resume: bool, keys: Path | None = None, judged: Run | None = None) -> None:
     """Write down what a run is to do, after everything was checked that can be checked without the sites.
 
-    ``keys``: the folder of the sites' public keys; None believes everybody, for trials and tests.
+    ``keys``: the folder of the sites' public keys; None believes everybody, for trials and tests. ``judged``: a
+    finished run, whose model is to be judged and nothing trained.
     """
     file = folder / "serve.json"
     where = {"keys": None if keys is None else str(keys.resolve()), "path": str(Path.cwd())}
@@ -69,14 +74,19 @@ def set_up(folder: Path, study: Study, resume: bool, keys: Path | None = None) -
         if study.trust.chosen().shared:  # whether the method can share noise does not depend on who comes
             ready.plan({name: {**USUAL, "adjacency": study.budgets.adjacency} for name in study.deployment.sites})
         folder.mkdir(parents=True, exist_ok=True)
-        kept = {"study": table, "run": uuid.uuid4().hex}
+        kept = {"study": table, "run": uuid.uuid4().hex, **({} if judged is None else {"judges": True})}
+        if judged is not None:
+            judged.save(folder / JUDGED)
     write_atomic(file, json.dumps({**kept, **where}, indent=1).encode())
 
 
-def conduct(folder: Path, transport: Transport) -> dict[str, Any]:
-    """Do what serve.json says, or what is left of it; returns the result. A reason to give up is written to disk."""
+def conduct(folder: Path, transport: Transport, do: Callable[[Path, Transport], dict[str, Any]] | None = None) -> Any:
+    """Do what serve.json says, or what is left of it; returns the result. A reason to give up is written to disk.
+
+    ``do``: something else than a training run, such as the evaluation of a finished model.
+    """
     try:
-        return _conduct(folder, transport)
+        return (do or _conduct)(folder, transport)
     except SordinoError as error:
         write_atomic(folder / "failed.json", to_json({"reason": str(error), "code": error.exit_code}).encode())
         raise
@@ -86,7 +96,7 @@ def _conduct(folder: Path, transport: Transport) -> dict[str, Any]:
     about = json.loads((folder / "serve.json").read_text())
     study, run = make_study(about["study"]), str(about["run"])
     where, ready = study.deployment, prepare(study, run)
-    enrolled = _settled(folder / "enrolled.json", lambda: _enrol(folder, ready, transport))
+    enrolled = settled(folder / "enrolled.json", lambda: enrolment(folder, ready, transport))
     facts = enrolled["sites"]
     for one in facts.values():  # JSON has no infinity: a null ε is one again
         one["epsilon"] = math.inf if one["epsilon"] is None else one["epsilon"]
@@ -98,16 +108,26 @@ def _conduct(folder: Path, transport: Transport) -> dict[str, Any]:
     if plan.sharing is not None:
         charter = charter_of(plan, ready.brief, {name: one["key"] for name, one in facts.items()})
     try:
-        agreed = _settled(folder / "agreed.json", lambda: _agree(folder, ready, plan, transport, charter))
+        agreed = settled(folder / "agreed.json", lambda: _agree(folder, ready, plan, transport, charter))
     except SordinoError:  # nobody takes part: what was declared for this run is free again
         farewell(transport, run, list(facts), min(BYE, where.timeout))
         raise
     payable, refused = agreed["payable"], enrolled["refused"] | agreed["refused"]
     plan = adapt(plan, payable, len(ready.start), study.study.seed)
     state = kept.checkpoint(torch.device("cpu")) or Checkpoint(0, ready.start, ready.shown)
-    course, inbox, notice = rounds.Course(plan, ready.layout), Inbox(folder / "inbox"), partial(_notice, folder)
+    course, inbox = rounds.Course(plan, ready.layout), Inbox(folder / "inbox")
     judged = agreed.get("evaluations", {})
-    parts = (course, ready.brief, transport, inbox, payable, where.timeout, where.least, notice, judged)
+    parts = (
+        course,
+        ready.brief,
+        transport,
+        inbox,
+        payable,
+        where.timeout,
+        where.least,
+        partial(notice, folder),
+        judged,
+    )
     coordinator = Coordinator(*parts) if charter is None else SharedRounds(*parts, charter=charter)
     judge, began = judge_of(ready), time.monotonic()
     for now in coordinator.run(state):
@@ -120,16 +140,16 @@ def _conduct(folder: Path, transport: Transport) -> dict[str, Any]:
             log.info("%s", line)
     if early := rounds.stopped(plan, state.round):
         log.warning("%s", early["reason"])
-    _notice(folder, {"round": state.round, "phase": "saying goodbye", "asked": list(facts)})
+    notice(folder, {"round": state.round, "phase": "saying goodbye", "asked": list(facts)})
     spent = farewell(transport, run, list(facts), min(BYE, where.timeout))
     result = result_of(kept, plan, state, spent, refused)
     result["final"] |= judge(state.shown) if judge is not None else {}
     kept.finish(result, state.shown)
-    _notice(folder, {"round": state.round, "phase": "finished", "asked": []})
+    notice(folder, {"round": state.round, "phase": "finished", "asked": []})
     return result
 
 
-def _settled(file: Path, find: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def settled(file: Path, find: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """What was found once, and is written down: a run that is taken up again does not ask again."""
     if not file.exists():
         write_atomic(file, to_json(find(), indent=1).encode())
@@ -137,11 +157,11 @@ def _settled(file: Path, find: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _enrol(folder: Path, ready: Served, transport: Transport) -> dict[str, Any]:
+def enrolment(folder: Path, ready: Served, transport: Transport) -> dict[str, Any]:
     """Who takes part and who does not, by asking everyone who is there within the time."""
     where = ready.study.deployment
     until = time.monotonic() + where.enrol
-    _notice(folder, {"round": 0, "phase": "enrolment", "asked": where.sites})
+    notice(folder, {"round": 0, "phase": "enrolment", "asked": where.sites})
     while not set(where.sites) <= transport.names() and time.monotonic() < until:
         time.sleep(0.5)
     here = [name for name in where.sites if name in transport.names()]
@@ -162,7 +182,7 @@ def _enrol(folder: Path, ready: Served, transport: Transport) -> dict[str, Any]:
 
 def _agree(folder: Path, ready: Served, plan: Plan, transport: Transport, charter: Charter | None) -> dict[str, Any]:
     """How many turns every site can pay, and why some refused."""
-    _notice(folder, {"round": 0, "phase": "offer", "asked": [c.name for c in plan.clients]})
+    notice(folder, {"round": 0, "phase": "offer", "asked": [c.name for c in plan.clients]})
     found = agree(transport, ready.brief, plan, ready.study.deployment.timeout, charter)
     payable, refused = found.payable, found.refused
     dry = [name for name, turns in payable.items() if turns == 0 and name not in refused]
@@ -188,5 +208,6 @@ def _agree(folder: Path, ready: Served, plan: Plan, transport: Transport, charte
     return dataclasses.asdict(found)
 
 
-def _notice(folder: Path, what: dict[str, Any]) -> None:
+def notice(folder: Path, what: dict[str, Any]) -> None:
+    """Tell onlookers what is going on: which round, which phase, who is asked."""
     write_atomic(folder / "now.json", to_json({**what, "since": time.time()}).encode())

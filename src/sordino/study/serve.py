@@ -17,6 +17,8 @@ from sordino.engine.federation.link import Link
 from sordino.errors import SordinoError
 from sordino.study.conduct import conduct, set_up
 from sordino.study.file import Study
+from sordino.study.finished import ask_sites
+from sordino.study.prepared import Run
 
 log = logging.getLogger("sordino.serve")
 
@@ -44,7 +46,10 @@ def coordinate(grid: Any, context: Any) -> None:
             about = json.loads((folder / "serve.json").read_text())
             sys.path.insert(0, about["path"])
             keyring = None if about["keys"] is None else Keyring(Keys(Path(about["keys"])), folder / "keys.json")
-            conduct(folder, GridTransport(grid, keyring))
+            if about.get("judges"):
+                conduct(folder, GridTransport(grid, keyring), ask_sites)
+            else:
+                conduct(folder, GridTransport(grid, keyring))
         except Exception:
             logging.getLogger("sordino.coordinator").exception("the coordinator stops")
             raise
@@ -83,9 +88,13 @@ def serve(
     port: int = 9092,
     resume: bool = False,
     watch: Watch = lambda record: None,
+    judged: Run | None = None,
 ) -> dict[str, Any]:
-    """Serve a study until its result is there. ``keys`` None: no TLS, no authentication, for trials only."""
-    set_up(folder, study, resume, None if keys is None else keys.folder)
+    """Serve a study until its result is there. ``keys`` None: no TLS, no authentication, for trials only.
+
+    ``judged``: a finished run, whose model is to be judged and nothing trained.
+    """
+    set_up(folder, study, resume, None if keys is None else keys.folder, judged)
     with _alone(folder, "serve", 5.0), Link(folder, host, port, keys) as link:
         return run_on(link, folder, watch)
 
@@ -93,7 +102,8 @@ def serve(
 def run_on(link: Link, folder: Path, watch: Watch = lambda record: None) -> dict[str, Any]:
     """Have a SuperLink's coordinator do the run in ``folder``; starts it again where it dies. Returns the result."""
     starts, shown, due = 0, 0, 0.0  # due: when a coordinator that is not there has to be started
-    done, failed = folder / "result.json", folder / "failed.json"
+    judges = json.loads((folder / "serve.json").read_text()).get("judges")
+    done, failed = folder / ("evaluation.json" if judges else "result.json"), folder / "failed.json"
     while not done.exists():
         if failed.exists():
             said = json.loads(failed.read_text())

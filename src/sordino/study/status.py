@@ -34,15 +34,15 @@ COLUMNS = {
 
 def look(folder: Path) -> dict[str, Any]:
     """The state of the run in a folder: what it is doing, who takes part, what each spent and refused."""
-    names = ("serve", "enrolled", "agreed", "result", "failed", "now")
-    about, enrolled, agreed, result, failed, now = (_read(folder / f"{name}.json") for name in names)
+    names = ("serve", "enrolled", "agreed", "result", "failed", "now", "evaluation")
+    about, enrolled, agreed, result, failed, now, judged = (_read(folder / f"{name}.json") for name in names)
     if not about:
         raise BadInput(f"{folder} holds no deployed run: name the folder that `sordino serve` writes")
     history, study = read_rounds(folder), about["study"]
     spent = {one["client"]: one["spent_epsilon"] for one in result.get("privacy", ())}
     sites = [_site(name, enrolled, agreed, history) for name in study.get("deployment", {}).get("sites", [])]
-    if result or failed:
-        state = "finished" if result else "failed"
+    if result or judged or failed:
+        state = "finished" if result or judged else "failed"
     elif is_locked(folder, "coordinator"):
         state = "running"
     else:
@@ -59,7 +59,7 @@ def look(folder: Path) -> dict[str, Any]:
         "waiting": time.time() - now["since"] if now and state == "running" else None,
         "sites": [{**one, "spent_epsilon": spent.get(one["site"])} for one in sites],
         "trust": trust_lines([result]) if result else _planned_trust(study.get("trust", {})),
-        "evaluation": next((one["evaluation"] for one in reversed(history) if one.get("evaluation")), []),
+        "evaluation": next((one["evaluation"] for one in (judged, *reversed(history)) if one.get("evaluation")), []),
         "last": history[-5:],
     }
 
