@@ -24,7 +24,6 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from torch import Tensor
 
 import sordino as sd
-from sordino.client.rows import Records
 from sordino.data import Federation
 from sordino.engine import simulate
 from sordino.engine.federation import site, wire
@@ -32,6 +31,7 @@ from sordino.engine.federation.exchange import farewell
 from sordino.engine.federation.masks import load_key, signed_key
 from sordino.privacy.gate import Gate, Permit
 from sordino.privacy.generators import Keyed
+from sordino.privacy.held import HELD
 from sordino.privacy.ledger import Ledger
 from sordino.privacy.types import Release
 
@@ -142,7 +142,7 @@ class Tape:
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Record, or compare and replay, all that passes gate, ledger, generator and turn."""
-        grant, seal, whole = Gate.grant, Gate._seal, Gate.release_whole
+        grant, seal, whole, count = Gate.grant, Gate._seal, Gate.release_whole, Gate.count
         charge, declare, batches = Ledger.charge, Ledger.declare, Keyed.batches
 
         def granted(gate: Gate, turns: Any, terms: Any, request: str, masks: str = "") -> Permit:
@@ -199,6 +199,24 @@ class Tape:
                     one.value = known[0].clone()
             return found
 
+        def counted(gate: Gate, permit: Permit, step: int, tables: Any) -> Any:
+            """Counts before their noise, by part; the second run gets the first one's releases."""
+            (turn,), (terms,) = permit.turns, permit.terms
+            found = count(gate, permit, step, tables)
+            for part, (cells, width) in tables.items():
+                self.made[turn, terms.what, part] += 1
+                where = f"the counts of {part!r}, {told(turn)}"
+                inside = cells[(cells >= 0) & (cells < width)]
+                raw = torch.bincount(inside.reshape(-1), minlength=width).double()[None]
+                known = self.next("release", where, [raw, found[part].value.clone()])
+                if known is not None:
+                    noise = found[part].value - raw[0]
+                    if not torch.allclose(noise, known[1] - known[0][0], atol=1e-9):
+                        self.say("release", f"{where}: from the same coins came other noise")
+                    self._moves(permit, part, where, known[0], raw, torch.ones(1), 0.0)
+                    found[part].value = known[1].clone()
+            return found
+
         def charged(ledger: Ledger, charges: Any, replay: bool = False, once: bool = False) -> Any:
             self.same("charge", "a charge", [replay, once, *(replace(one, run="", request="") for one in charges)])
             return charge(ledger, charges, replay, once)
@@ -244,7 +262,7 @@ class Tape:
 
         with pytest.MonkeyPatch.context() as patch:
             for owner, name, by in (
-                *((Gate, "release_whole", shared), (site, "share", added(site.share))),
+                *((Gate, "release_whole", shared), (site, "share", added(site.share)), (Gate, "count", counted)),
                 *((Gate, "grant", granted), (Gate, "_seal", sealed), (Ledger, "charge", charged)),
                 *((Ledger, "declare", declared), (Keyed, "batches", drawn)),
                 *((room, "take_turn", turned(room.take_turn)) for room in (simulate, site)),
@@ -263,7 +281,9 @@ class Tape:
         moves = (one.double() - two.double()).norm(dim=1).tolist()
         for row, (turn, move) in enumerate(zip(permit.turns, moves)):
             allowed = most(permit, row, part, bound, one.shape[1], lattice)
-            if turn.client not in self.changed:  # nobody's record moves somebody else's sum, but for rounding
+            if (
+                turn.client.removesuffix(HELD) not in self.changed
+            ):  # nobody's record moves somebody else's sum, but for rounding
                 allowed = allowed * ROUNDING if lattice is None else 0.0
             else:
                 self.moved = max(self.moved, move / allowed)
@@ -322,13 +342,16 @@ def differences(one: Any, two: Any, path: str = "") -> Iterator[str]:
         yield f"{here}is {two!r}, was {one!r}"
 
 
-def neighbours(clients: Federation, kind: str, adjacency: str, place: int = 3) -> tuple[Federation, Federation, Tape]:
+def neighbours(
+    clients: Federation, kind: str, adjacency: str, place: int = 3, held: Any = None
+) -> tuple[Federation, Federation, Tape]:
     """Two data sets that differ in one record of every client but the last, and a tape for them.
 
     zero-out: that record is odd in the first and null in the second; replace-one: it is another odd one there.
+    ``held``: every client's held-out records, where one of these is to differ.
     """
     changed = clients.names[:-1]
-    odd = [int(clients.train[k][place]) for k in range(len(changed))]
+    odd = [int((clients.train if held is None else held)[k][place]) for k in range(len(changed))]
     other = "null" if adjacency == "zero-out" else ("label" if kind == "huge" else "huge")
     first, second = (_with(clients, odd, one) for one in (kind, other))
     return first, second, Tape(frozenset(changed))
@@ -370,18 +393,6 @@ def replay_simulation(first: Federation, second: Federation, tape: Tape, **argum
     return tape.findings
 
 
-class Sites(Rig):
-    """Sites that have null rows where their data have them."""
-
-    def site(self, name: str) -> Any:
-        made = super().site(name)
-        mine = self.clients.train[list(self.clients.names).index(name)]
-        valid = self.clients.valid[mine]
-        x, y = (torch.from_numpy(np.asarray(one)[mine]) for one in (self.clients.x, self.clients.y))
-        made.records = Records(x, y, None if valid.all() else torch.from_numpy(valid))
-        return made
-
-
 @contextmanager
 def foreseen_keys() -> Iterator[None]:
     """Keys of runs, and signatures of them, that are the same in both runs: so are the masks."""
@@ -412,7 +423,7 @@ def replay_sites(
     """Both runs as federations of sites; what differed, messages above all."""
     heard: list[list[tuple[str, bytes, bytes]]] = []
     for name, clients in (("first", first), ("second", second)):
-        with tape.listening(), foreseen_keys(), Sites(folder / name, clients, study, key="a key for tests") as rig:
+        with tape.listening(), foreseen_keys(), Rig(folder / name, clients, study, key="a key for tests") as rig:
             try:
                 rig.train()
                 farewell(rig.wires, rig.ready.brief["run"], list(clients.names), 5.0)

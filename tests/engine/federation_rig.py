@@ -83,8 +83,11 @@ def simulated(clients: Federation, study: dict[str, Any], folder: Path) -> Simul
 
 
 def records_of(clients: Federation, place: int) -> Records:
+    """A site's records, with null rows where its data have them."""
     mine = clients.train[place]
-    return Records(torch.from_numpy(clients.x[mine]), torch.from_numpy(np.asarray(clients.y)[mine]))
+    x, y = (torch.from_numpy(np.asarray(one)[mine]) for one in (clients.x, clients.y))
+    valid = clients.valid[mine]
+    return Records(x, y, None if valid.all() else torch.from_numpy(valid))
 
 
 def enrolment_key(name: str) -> ec.EllipticCurvePrivateKey:
