@@ -127,7 +127,7 @@ def attack(gate: Any, claimed: float = 6.0) -> Any:
 def test_an_audit_stays_below_the_claim_and_comes_near_it():
     found = attack(Sound)
     assert found.passed
-    assert found.gaussian > 0.8 * found.claimed, "both parts together are what was charged"
+    assert found.gaussian > 0.7 * found.claimed, "both parts together are what was charged"
 
 
 @pytest.mark.parametrize(("part", "share"), [("scores", 0.05), ("correct", 0.5)])
