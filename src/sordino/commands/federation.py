@@ -185,6 +185,8 @@ def evaluate(
     if not found["private"]:
         out_console.print("[bold red]NOT PRIVATE[/bold red]: no noise was added and no budget protects anybody.")
     out_console.print(judged_table(found["evaluation"]))
+    if (spent := found["evaluation"][0]["epsilon"]) is not None:
+        out_console.print(f"paid by held-out records: ε at most {spent:.4g}; low and high: 95 % intervals")
     for name, why in found["refused"].items():
         out_console.print(f"{name} is not counted: {why}", highlight=False, markup=False)
     out_console.print(f"evaluation: {folder / 'evaluation.json'}", highlight=False)

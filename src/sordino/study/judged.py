@@ -8,8 +8,10 @@ from typing import Any
 from rich.table import Table
 
 MAIN = ("accuracy", "mean_absolute_error")
-ERRORS = ("mean_absolute_error", "root_mean_squared_error", "median_absolute_error")
-"""The metric that stands for a model in one line; those that are no shares."""
+"""The metric that stands for a model in one line."""
+
+SHARES = ("accuracy", "mean_accuracy", "recall", "balanced_accuracy")
+"""Metrics that are written in percent, with whatever stands behind a stroke."""
 
 Row = dict[str, Any]
 """One metric of one evaluation, as ``engine.scored.told`` makes it."""
@@ -19,7 +21,7 @@ def judged_line(rows: Sequence[Row]) -> str:
     """How good the model is by its main metric."""
     one = next((row for row in rows if row["metric"] in MAIN), rows[0])
     value, low, high = figures(one)
-    unit = "" if one["metric"] in ERRORS else " %"
+    unit = unit_of(one)
     named = one["metric"].replace("_", " ")
     return f"{named} {value}{unit} (95 % interval {low} to {high}{unit}) on held-out records"
 
@@ -29,10 +31,15 @@ def judged_lines(rows: Sequence[Row]) -> list[str]:
     return [f"after round {rows[0]['round']}: {judged_line(rows)}"] if rows else []
 
 
+def unit_of(row: Row) -> str:
+    """What is written behind a metric's figures."""
+    return " %" if row["metric"].partition("/")[0] in SHARES else ""
+
+
 def figures(row: Row) -> tuple[str, str, str]:
     """Value and both ends of its interval in writing; shares in percent."""
-    digits = ("{:.3g}", 1.0) if row["metric"] in ERRORS else ("{:.1f}", 100.0)
-    value, low, high = (digits[0].format(row[key] * digits[1]) for key in ("value", "low", "high"))
+    form, times = ("{:.1f}", 100.0) if unit_of(row) else ("{:.3g}", 1.0)
+    value, low, high = (form.format(row[key] * times) for key in ("value", "low", "high"))
     return value, low, high
 
 
@@ -43,6 +50,5 @@ def judged_table(rows: Sequence[Row]) -> Table:
     for word in ("value", "low", "high"):
         found.add_column(word, justify="right", no_wrap=True)
     for row in rows:
-        unit = "" if row["metric"] in ERRORS else " %"
-        found.add_row(row["metric"].replace("_", " "), *(one + unit for one in figures(row)))
+        found.add_row(row["metric"].replace("_", " "), *(one + unit_of(row) for one in figures(row)))
     return found
