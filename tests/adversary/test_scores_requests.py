@@ -122,6 +122,7 @@ def test_a_model_is_not_judged_more_often_than_declared(server: Server):
     replies = []
     for change, number in enumerate((4, 2, 4, 2), 1):
         replies.append(server.say(round=number, weights=server.rig.ready.shown + change))
+        server.site.handle(pack(Packet(wire.BYE, {"run": "run1"})))  # nor after it was said to be over
     assert [one.kind for one in replies] == [wire.COUNTS, *[wire.REFUSED] * 3]
     assert "was released 2 times in this run" in refusal(replies[-1])
     assert server.site.ledger.spent(server.site.account) == []
