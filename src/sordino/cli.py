@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -107,12 +108,14 @@ def plan(
     from sordino.study.result import to_json
     from sordino.study.run import plan as make
     from sordino.study.sweep import points
+    from sordino.study.tune import in_words, search
 
     read = read_study(study, set_)
     runs = len(points(read)) if read.sweep else 0
+    cost = search(read, Path("runs") / read.study.name).describe() if read.tune else None
     for name in read.compare.methods:
         read.chosen_method(name)
-    view = make(read.federation(), method=read.chosen_method(), **read.arguments())
+    view = replace(make(read.federation(), method=read.chosen_method(), **read.arguments()), tuning=cost)
     if as_json:
         typer.echo(to_json(view.to_dict(), indent=1))
     elif not html:
@@ -124,6 +127,8 @@ def plan(
         console.print(f"plan: {write_plan(view, html, read.study.name)}", highlight=False)
     if runs and not as_json:
         out_console.print(f"this is the plan of the study without its \\[sweep], which makes {runs} runs")
+    if cost and not as_json:
+        out_console.print(f"this is the plan of one setting alone; {in_words(cost)} (\\[tune])", soft_wrap=True)
 
 
 @app.command()
@@ -150,6 +155,8 @@ def run(
 
     read = read_study(study, [*set_, *([f"study.track={track}"] if track else [])])
     folder = out or Path("runs") / read.study.name
+    if read.tune:
+        raise BadInput("this study has a [tune]: use 'sordino tune', which tries its settings under one budget")
     if resume and not read.sweep and not (folder / "study.json").exists():
         raise BadInput(f"--resume: {folder} holds no run to go on with; leave it out, or name the folder by --out")
     if read.sweep:
@@ -232,6 +239,52 @@ def compare(
         results = run_all(read, folder, live.watch, Scheduler(read.study.device, stack, processes))
     out_console.print(comparison_table(results))
     _report(results, folder / "report.html")
+
+
+@app.command()
+def tune(
+    study: StudyFile,
+    set_: Settings = [],  # noqa: B006
+    out: Annotated[Path | None, typer.Option(help="Folder of the search. Default: runs/NAME-tune.")] = None,
+    ledger: Annotated[Path | None, typer.Option(help="A ledger that is cumulative over runs.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Try the settings of a \\[tune] under one budget and keep the best by paid evaluation; all of it is charged.
+
+    A simulation. Interrupted: give the same command again, and nothing is paid twice.
+    """
+    from sordino.privacy.ledger_format import check_path
+    from sordino.privacy.statement import epsilon_in_words
+    from sordino.study.evaluated import search_table, told_apart
+    from sordino.study.file import read_study
+    from sordino.study.progress import Live
+    from sordino.study.result import to_json
+    from sordino.study.tune import in_words
+    from sordino.study.tune import tune as run_all
+
+    read = read_study(study, set_)
+    folder = out or Path("runs") / f"{read.study.name}-tune"
+    if not read.tune:
+        raise BadInput("this study has no [tune]: add one, such as \"training.lr\" = [0.1, 0.3], or use 'sordino run'")
+    if ledger is not None:
+        check_path(ledger.resolve(), readonly=False)
+    with Live(err_console, _state["quiet"] or as_json) as live:
+        done = run_all(read, folder, ledger, live.watch)
+    tuned, privacy = done.result["tuned"], done.result["privacy"]
+    if as_json:
+        typer.echo(to_json({**tuned, "privacy": privacy}, indent=1))
+        return
+    out_console.print(search_table(done.result))
+    _say(escape(in_words(tuned)))
+    if not told_apart(done.result):
+        _say("the winner's interval overlaps others': chance may have chosen it; fewer settings are told apart better")
+    table = _table("client", "ε of everything", "of", "training", "held-out")
+    for one in privacy:
+        figures = [one.get(key) for key in ("spent_epsilon", "epsilon", "training_epsilon", "held_epsilon")]
+        table.add_row(one["client"], *("–" if value is None else epsilon_in_words(value) for value in figures))
+    out_console.print(table)
+    _say(f"result: {folder / 'result.json'}")
+    _report([done.result], folder / "report.html")
 
 
 @app.command()

@@ -26,7 +26,7 @@ from torch import Tensor
 import sordino as sd
 from sordino.data import Federation
 from sordino.engine import simulate
-from sordino.engine.federation import site, wire
+from sordino.engine.federation import site, taking_part, wire
 from sordino.engine.federation.exchange import farewell
 from sordino.engine.federation.masks import load_key, signed_key
 from sordino.privacy.gate import Gate, Permit
@@ -262,7 +262,8 @@ class Tape:
 
         with pytest.MonkeyPatch.context() as patch:
             for owner, name, by in (
-                *((Gate, "release_whole", shared), (site, "share", added(site.share)), (Gate, "count", counted)),
+                *((Gate, "release_whole", shared), (taking_part, "share", added(taking_part.share))),
+                (Gate, "count", counted),
                 *((Gate, "grant", granted), (Gate, "_seal", sealed), (Ledger, "charge", charged)),
                 *((Ledger, "declare", declared), (Keyed, "batches", drawn)),
                 *((room, "take_turn", turned(room.take_turn)) for room in (simulate, site)),
@@ -281,9 +282,8 @@ class Tape:
         moves = (one.double() - two.double()).norm(dim=1).tolist()
         for row, (turn, move) in enumerate(zip(permit.turns, moves)):
             allowed = most(permit, row, part, bound, one.shape[1], lattice)
-            if (
-                turn.client.removesuffix(HELD) not in self.changed
-            ):  # nobody's record moves somebody else's sum, but for rounding
+            # nobody's record moves somebody else's sum, but for rounding
+            if turn.client.removesuffix(HELD) not in self.changed:
                 allowed = allowed * ROUNDING if lattice is None else 0.0
             else:
                 self.moved = max(self.moved, move / allowed)

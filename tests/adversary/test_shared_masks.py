@@ -397,6 +397,14 @@ class TestPromises:
     def test_less_noise_than_planned(self, server: Server):
         assert "would have noise" in server.refused("client-00", change=_part("deviation", 0.99))
 
+    def test_noise_to_spare_does_not_stand_in_for_sites(self, tmp_path: Path):
+        """ε for fewer colluders is told by counting sites, so a run of few with much noise each is refused too."""
+        server = fresh(tmp_path)
+        pinned = {name: server.rig.keys[name].public_key() for name in server.names[1:3]}
+        site = server.rig.wires.sites["client-00"]
+        site.peers = type(site.peers)("client-00", site.peers.private, pinned)
+        assert "known here by their keys" in server.refused("client-00", change=_part("deviation", 10.0))
+
     def test_a_coarser_lattice_brings_more_rounding_and_no_less_noise(self, server: Server):
         """γ larger with s smaller: the same noise, and rounding that a record moves the sum by."""
 

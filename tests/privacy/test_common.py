@@ -150,3 +150,8 @@ class TestCeiling:
             longest = float(one.norm()) * float(torch.rand(1, generator=generator) * 1.2)
             apart = float((within(one, longest) - within(other, longest)).norm())
             assert apart <= float((one - other).norm()) + math.sqrt(WIDTH)
+
+
+def test_fewer_colluders_leave_more_noise_only_where_others_are_there_for_sure():
+    assert Shared(4, 1, 0, 1e6, 5).factor(0) == pytest.approx(math.sqrt(4 / 3))
+    assert Shared(4, 3, 0, 1e6, 5).factor(0) == 1.0, "own noise is all: a round may have nobody else"

@@ -85,6 +85,10 @@ def serve(
 
     _begin(err_console, insecure)
     read = read_study(study, set_)
+    if read.tune:
+        raise BadInput(
+            "a [tune] is tried in simulation only so far: rehearse it, then serve the study with what it chose"
+        )
     folder = out or Path("runs") / read.study.name
 
     def watch(record: dict[str, Any]) -> None:

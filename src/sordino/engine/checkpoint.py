@@ -42,7 +42,8 @@ class Checkpoint:
     """The state of a run between two rounds.
 
     ``shown``: the weights to evaluate and hand out: the weights themselves, or their average. ``server``: what the
-    server carries from round to round. ``clients``: what clients keep, by name a table with a row per client.
+    server carries from round to round. ``clients``: what clients keep, by name a table with a row per client. ``best``:
+    the weights of the best round so far, where a run is to end with those.
     """
 
     round: int
@@ -52,6 +53,12 @@ class Checkpoint:
     clients: dict[str, Table] = field(default_factory=dict)
     history: list[dict[str, Any]] = field(default_factory=list)
     seconds: float = 0.0
+    best: Tensor | None = None
+
+    @property
+    def chosen(self) -> Tensor:
+        """The weights that the run ends with: those of its best round, or the last ones."""
+        return self.shown if self.best is None else self.best
 
     def kept_rows(self, names: Iterable[str], clients: NDArray[np.int64], count: int) -> dict[str, Tensor]:
         """What these of ``count`` clients kept under these names, on the model's device; zeros before a first turn."""
@@ -95,6 +102,8 @@ def save_checkpoint(path: Path, state: Checkpoint) -> None:
     tensors = {"weights": state.weights}
     if state.shown is not state.weights:
         tensors["shown"] = state.shown
+    if state.best is not None:
+        tensors["best"] = state.best
     plain: dict[str, Any] = {}
     for name, value in _flat(state.server).items():
         if isinstance(value, Tensor):
@@ -176,6 +185,7 @@ def load_checkpoint(path: Path, device: torch.device) -> Checkpoint:
         clients,
         about["history"],
         about["seconds"],
+        tensors.get("best"),
     )
 
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sordino.engine.checkpoint import Checkpoint
+from sordino.engine.chosen import settled
 from sordino.errors import BadInput, Diverged
 from sordino.methods import Ask, Plan
 from sordino.methods.selection import Candidates
@@ -126,14 +127,19 @@ def exhausted(plan: Plan, server: ServerState, left: Index, number: int) -> bool
     return not able[there].any() or not enough(plan, there[able[there]])
 
 
-def stopped(plan: Plan, number: int) -> dict[str, Any] | None:
+def stopped(plan: Plan, number: int, history: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any] | None:
     """What a result says of a run whose rounds ended with this one, before they were all played; else None.
 
-    ``refused``: whether budgets ended it. Where the server sets the pace, taking all planned steps early is the plan.
+    ``refused``: whether budgets ended it. Where the server sets the pace, taking all planned steps early is the plan,
+    and where estimates say that the model gets no better, so is ending.
     """
     if number >= plan.schedule.rounds:
         return None
     paced = plan.method.aggregate.sets_steps
+    if plan.judging is not None and settled(plan, history):
+        why = f"{plan.judging.settings.stop} evaluations in a row were no better than the best before them"
+        told = f"the run stopped after round {number} of {plan.schedule.rounds}: {why} (evaluation.stop)"
+        return {"round": number, "of": plan.schedule.rounds, "refused": False, "reason": told}
     why = "every planned local step was taken" if paced else "no client's budget pays for another turn"
     if plan.sharing is not None:
         why = f"fewer than {plan.sharing.needed} clients can pay for another turn, whom shared noise needs"

@@ -10,7 +10,7 @@ from torch import Tensor
 from sordino.methods import Plan
 from sordino.methods.evaluation import Judging
 from sordino.privacy.accounting import composed_epsilon
-from sordino.server.scores import Scores, estimates
+from sordino.server.scores import Estimate, Scores, estimates, threshold
 
 
 def told(
@@ -20,7 +20,34 @@ def told(
 
     ``values``: by client, what it released; ``times``: how many evaluations there were, this one included.
     """
-    scores = [
+    scores = _scores(plan, judging, values)
+    if not scores:
+        return []
+    spent = _spent(plan, judging, list(values), times)
+    found = estimates(scores, judging.cells, judging.level)
+    return [{"round": number, **_figures(one), "epsilon": spent} for one in found]
+
+
+def edge(
+    plan: Plan, judging: Judging, values: Mapping[int, Mapping[str, Tensor]], number: int
+) -> dict[str, Any] | None:
+    """For two classes: from which P(class 1) on to answer class 1, for the best balanced accuracy, and what it gives.
+
+    Chosen from the released tables, so it costs nothing; its intervals hold whichever edge was chosen.
+    """
+    if judging.cells.kind != "binary" or not values:
+        return None
+    found = threshold(_scores(plan, judging, values), judging.cells, level=judging.level)
+    told = {one.metric: _figures(one) for one in (found.recall, found.false_positive_rate)}
+    return {"round": number, "edge": found.edge, **told}
+
+
+def _figures(one: Estimate) -> dict[str, Any]:
+    return {"metric": one.metric, "value": one.value, "low": one.low, "high": one.high}
+
+
+def _scores(plan: Plan, judging: Judging, values: Mapping[int, Mapping[str, Tensor]]) -> list[Scores]:
+    return [
         Scores(
             plan.clients[i].name,
             parts["scores"].double().numpy(),
@@ -30,14 +57,6 @@ def told(
             _deviation(judging, i, "correct") if "correct" in parts else 0.0,
         )
         for i, parts in sorted(values.items())
-    ]
-    if not scores:
-        return []
-    spent = _spent(plan, judging, list(values), times)
-    found = estimates(scores, judging.cells)
-    return [
-        {"round": number, "metric": one.metric, "value": one.value, "low": one.low, "high": one.high, "epsilon": spent}
-        for one in found
     ]
 
 

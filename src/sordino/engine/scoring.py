@@ -18,7 +18,7 @@ from sordino.client.gradients import Engine
 from sordino.client.rows import Records
 from sordino.client.score import score
 from sordino.engine.checkpoint import Checkpoint
-from sordino.engine.scored import told
+from sordino.engine.scored import edge, told
 from sordino.methods import Plan
 from sordino.methods.evaluation import Judging
 from sordino.privacy.gate import Gate, fingerprint
@@ -42,7 +42,7 @@ class Scoring:
 
     def look(
         self, state: Checkpoint, records: Records, key: str, own: Callable[[int], Tensor] | None = None
-    ) -> list[dict[str, Any]]:
+    ) -> dict[str, Any]:
         """Charge, count with noise, estimate: what a round's record says of the shown model."""
         done = sum("evaluation" in record for record in state.history)
         names = [client.name for client in self.plan.clients]
@@ -59,4 +59,6 @@ class Scoring:
                 outputs = torch.cat([self.engine.predict(weights, piece) for piece in x.split(BATCH)])
             released[i] = score(outputs, y, valid, self.judging.cells, permit.split([row]), self.gate)
         values = {i: {part: one.value for part, one in parts.items()} for i, parts in released.items()}
-        return told(self.plan, self.judging, values, state.round, done + 1)
+        rows = told(self.plan, self.judging, values, state.round, done + 1)
+        chosen = edge(self.plan, self.judging, values, state.round)
+        return {"evaluation": rows, **({} if chosen is None else {"threshold": chosen})}

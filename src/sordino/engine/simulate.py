@@ -18,6 +18,7 @@ from sordino.client.rows import Records, Rows
 from sordino.client.turn import Upload, Work, answer, take_turn
 from sordino.engine import rounds
 from sordino.engine.checkpoint import Checkpoint, Left
+from sordino.engine.chosen import keep_best, settled
 from sordino.engine.clipping import watch_clipping
 from sordino.engine.evaluate import Observer
 from sordino.engine.mapped import Table
@@ -109,7 +110,9 @@ def simulate(setup: Setup, state: Checkpoint) -> Iterator[Checkpoint]:
 
 
 def is_over(setup: Setup, state: Checkpoint, number: int, taken: Index) -> bool:
-    """Whether nobody can pay for a turn of this round or a later one."""
+    """Whether the run has settled, or nobody can pay for a turn of this round or a later one."""
+    if settled(setup.plan, state.history):
+        return True
     return rounds.exhausted(setup.plan, state.server, rounds.turns_left(setup.plan, setup.payable) - taken, number)
 
 
@@ -126,8 +129,9 @@ def look(setup: Setup, state: Checkpoint, record: dict[str, Any], taken: Index) 
     else:
         record |= {"accuracy": None, "loss": None, "psi": None}
     if setup.scoring is not None and setup.scoring.judging.is_time(state.round):
-        record["evaluation"] = setup.scoring.look(state, setup.records, setup.key, setup.own_models(state))
+        record |= setup.scoring.look(state, setup.records, setup.key, setup.own_models(state))
     state.history.append(record)
+    keep_best(setup.plan, state)
 
 
 def one_round(setup: Setup, state: Checkpoint, number: int, taken: Index) -> tuple[dict[str, Any], Index]:

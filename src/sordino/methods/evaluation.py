@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from sordino.errors import BadInput
 from sordino.privacy.accounting import calibrate_events
@@ -30,14 +30,19 @@ class Evaluation:
     ----------
     every: evaluate every this many rounds, and in the last; None: ten times in all.
     share: the share of every client's records that is held out in a simulation; a site decides for itself.
-    bins: score bins of two classes, or bins of residuals; an even number.
+    bins: score bins of two classes, or bins of residuals; an even number. Each has noise of its own: few are precise.
     spend: how much of each client's ε the evaluations of one run may use.
+    stop: end the run when so many evaluations in a row were no better than the best before them; None: never.
+    keep: which model the run ends with: the ``last``, or the ``best`` by the estimate that decides (accuracy, or the
+        mean absolute error). Both choices are made from released numbers, so they cost nothing.
     """
 
     every: int | None = None
     share: float = 0.2
-    bins: int = 20
+    bins: int = 10
     spend: float = 0.8
+    stop: int | None = None
+    keep: Literal["last", "best"] = "last"
 
     def __post_init__(self) -> None:
         check_share(self.share, "evaluation.share")
@@ -47,6 +52,10 @@ class Evaluation:
             raise BadInput(f"evaluation.bins = {self.bins!r}: an even number from 2 to 1000, so that ½ is an edge")
         if not (isinstance(self.spend, (int, float)) and 0.0 < self.spend <= 1.0):
             raise BadInput(f"evaluation.spend = {self.spend!r}: a share of ε, above 0 and at most 1")
+        if self.stop is not None and (type(self.stop) is not int or self.stop < 1):
+            raise BadInput(f"evaluation.stop = {self.stop!r}: it is a number of evaluations, from 1 upwards")
+        if self.keep not in ("last", "best"):
+            raise BadInput(f"evaluation.keep = {self.keep!r} is unknown: use 'last' or 'best'")
 
     @classmethod
     def parse(cls, given: Evaluation | Mapping[str, Any] | None) -> Evaluation | None:
@@ -84,6 +93,8 @@ class Judging:
     cells: Cells
     terms: tuple[Terms, ...]
     held: tuple[int, ...]
+    level: float = 0.95
+    """How sure every interval is: 0.95, or 1 − 0.05/k where one of k evaluations is chosen by what they say."""
 
     @property
     def times(self) -> int:
@@ -137,4 +148,7 @@ def judge(
         Terms(Sampling.full(), tuple((part, float(z) * each) for part in parts), 1, 1.0, b.adjacency)
         for z, b in zip(noises, budgets)
     ]
-    return Judging(settings, rounds, cells, tuple(terms), tuple(int(count) for count in held))
+    # A round that is chosen by its estimate has a lucky one: then the intervals of all rounds are to hold at once.
+    chosen = settings.keep == "best" or settings.stop is not None
+    level = 1.0 - 0.05 / settings.times(rounds) if chosen else 0.95
+    return Judging(settings, rounds, cells, tuple(terms), tuple(int(count) for count in held), level)

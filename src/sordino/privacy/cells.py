@@ -91,12 +91,15 @@ class Cells:
         safe, truth = np.where(known[:, None], found, 0.0), np.where(known, wanted, 0.0)
         return np.where(known, self._cell(safe, truth), NO_CELL).astype(np.int64)
 
-    def _cell(self, outputs: Array, targets: Array) -> NDArray[Any]:
+    def _cell(self, outputs: Array, targets: Array) -> Any:
         """Differences and comparisons only, no exponential: those of a vector may depend on a record's neighbours."""
         if self.kind == "classes":
             return targets * self.size + outputs.argmax(1)
         if self.kind == "regression":
-            residual = (outputs[:, 0] - targets) / self.width
-            return np.clip(np.floor(self.size * (residual + 1.0) / 2.0), 0, self.size - 1)
+            with np.errstate(over="ignore"):
+                residual = (outputs[:, 0] - targets) / self.width
+                return np.clip(np.floor(self.size * (residual + 1.0) / 2.0), 0, self.size - 1)
         edges = np.log([bin / (self.size - bin) for bin in range(1, self.size)])
-        return targets * self.size + np.searchsorted(edges, outputs[:, 1] - outputs[:, 0], side="right")
+        with np.errstate(over="ignore"):
+            gaps = outputs[:, 1] - outputs[:, 0]
+        return targets * self.size + np.searchsorted(edges, gaps, side="right")

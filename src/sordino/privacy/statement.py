@@ -7,6 +7,7 @@ from typing import Any
 
 from sordino.privacy import accounting
 from sordino.privacy.book import Binding, Standing, TopUp, number
+from sordino.privacy.held import HELD
 from sordino.privacy.ledger import Ledger
 from sordino.privacy.trust import EVERYBODY, Shared, spelt
 from sordino.privacy.types import Adjacency, Scheme
@@ -34,6 +35,12 @@ NOT_COVERED = (
     "metrics that an observer computes on records in a simulation (client accuracy, Ψ)",
     "public facts, by declaration: number of records, budget, batch size, noise multipliers, who takes part",
 )
+TUNING = NOT_COVERED[1]
+UNPAID = (
+    "choosing settings, a round, a seed or a method by anything but estimates that held-out records paid for here; by "
+    "those it is covered"
+)
+"""What stands in place of ``TUNING`` where records are held out and pay for estimates."""
 SHARED_NOT_COVERED = (
     "shared noise holds while no more sites conspire with the server than it says, in all runs together: beyond that "
     "the figures under 'If other sites conspire' hold",
@@ -44,6 +51,8 @@ SHARED_NOT_COVERED = (
     "the model itself: nobody sees a single update, so one site can spoil it unseen",
 )
 """What shared noise does not cover, for the statements of clients that took part in it."""
+PARTS = {"training": "training records", "held out": "held-out records"}
+PLACES = "places in a file"
 SHOWN = 8
 """Numbers of colluders that a statement lists at most."""
 
@@ -61,12 +70,37 @@ def export(ledger: Ledger, clients: list[str] | None = None) -> dict[str, Any]:
     """The statements of all clients (or of these) and the chain's head, ready for JSON."""
     names = [account.client for account in ledger.accounts()] if clients is None else clients
     entries, head = ledger.head
-    costs, together = ledger.epsilon(names), _together(ledger, names)
+    costs, together, parts = ledger.epsilon(names), _together(ledger, names), _parts(ledger, names)
     return {
         "schema": 1,
         "ledger": {"file": ledger.path.name, "entries": entries, "head": head},
-        "statements": [_statement(ledger, client, costs[client], together.get(client)) for client in names],
+        "statements": [
+            _statement(ledger, client, costs[client], together.get(client), parts.get(client)) for client in names
+        ],
     }
+
+
+def _parts(ledger: Ledger, names: list[str]) -> dict[str, dict[str, Any]]:
+    """By client with held-out records, under both names: what its two accounts have spent, and how they were parted."""
+    known = {account.client for account in ledger.accounts()}
+    own = {name.removesuffix(HELD) for name in names}
+    both = sorted(name for name in own if name in known and name + HELD in known)
+    if not both:
+        return {}
+    costs, parted = ledger.epsilon([account for name in both for account in (name, name + HELD)]), ledger.parted()
+    costs = {name: math.inf if ledger.account(name).not_private else cost for name, cost in costs.items()}
+    found: dict[str, dict[str, Any]] = {}
+    for name in both:
+        figures = {
+            "training_epsilon": number(costs[name]),
+            "held_epsilon": number(costs[name + HELD]),
+            "larger_epsilon": number(max(costs[name], costs[name + HELD])),
+            "share": None if parted is None else parted.share,
+            "by": None if parted is None else parted.ids or PLACES,
+            "since": None if parted is None else parted.time,
+        }
+        found |= {name: {**figures, "part": "training"}, name + HELD: {**figures, "part": "held out"}}
+    return found
 
 
 def _together(ledger: Ledger, names: list[str]) -> dict[str, dict[str, Any]]:
@@ -104,7 +138,9 @@ def _counts(ledger: Ledger, names: list[str]) -> list[int]:
     return sorted({*range(0, most, step), most - 1, *(count for count in promised if count < most)})
 
 
-def _statement(ledger: Ledger, client: str, nominal: float, together: dict[str, Any] | None) -> dict[str, Any]:
+def _statement(
+    ledger: Ledger, client: str, nominal: float, together: dict[str, Any] | None, parts: dict[str, Any] | None
+) -> dict[str, Any]:
     account, standings = ledger.account(client), ledger.standings(client)
     budget, private = account.budget, not account.not_private
     spent = nominal if private else math.inf
@@ -144,7 +180,11 @@ def _statement(ledger: Ledger, client: str, nominal: float, together: dict[str, 
         "top_ups": [_told(one, "time", "epsilon", "reason", "officer") for one in account.top_ups],
         "bindings": [_told(one, "time", "site", "commitment", "reason", "officer") for one in bindings],
         "since": account.since,
-        "not_covered": [*NOT_COVERED, *(() if together is None else SHARED_NOT_COVERED)],
+        "held_out": parts,
+        "not_covered": [
+            *(UNPAID if parts is not None and one is TUNING else one for one in NOT_COVERED),
+            *(() if together is None else SHARED_NOT_COVERED),
+        ],
     }
 
 
@@ -184,12 +224,14 @@ def _open_plan(standing: Standing) -> dict[str, Any]:
 
 def statement_text(told: dict[str, Any]) -> str:
     """A statement, as ``statement`` gives it, in plain words."""
-    lines = [f"Privacy statement of client {told['client']}"]
+    part = "" if told["held_out"] is None else f", {PARTS[told['held_out']['part']]}"
+    lines = [f"Privacy statement of client {told['client'].removesuffix(HELD)}{part}"]
     if not told["private"]:
         lines += ["", "NOT PRIVATE: " + "; ".join(told["not_private"])]
     if told["simulated"]:
         lines += ["", f"This is a {SIMULATION}. It protects nobody; it shows what a deployment would spend."]
-    lines += ["", *figures_in_words(told), *_together_in_words(told), "", "Released so far:"]
+    lines += ["", *figures_in_words(told), *_parts_in_words(told["held_out"]), *_together_in_words(told)]
+    lines += ["", "Released so far:"]
     lines += [f"  run {r['run']}: {release_in_words(r)}" for r in told["releases"]] or ["  nothing"]
     sections = {
         "Planned and still open:": [_plan_in_words(plan) for plan in told["open_plans"]],
@@ -227,6 +269,26 @@ def figures_in_words(told: dict[str, Any]) -> list[str]:
         *([] if spent is None else [f"  that holds {told['trust']}"]),
         f"  the same under replace-one: {exchange}",
         f"Left:            {'no limit' if left is None else f'epsilon {math.floor(left * 1e4) / 1e4:.6g}'}",
+    ]
+
+
+def _parts_in_words(parts: dict[str, Any] | None) -> list[str]:
+    """Two accounts under one budget: what each has spent, which holds for whom, and how records were parted."""
+    if parts is None:
+        return []
+    spent = {key: epsilon_in_words(parts[f"{key}_epsilon"]) for key in ("training", "held", "larger")}
+    how = "by the seed of the simulation"
+    if parts["share"] is not None:
+        known = "by their places in one file" if parts["by"] == PLACES else f"by their ids, column {parts['by']!r}"
+        how = f"a share of {parts['share']:g}, {known}, since {parts['since']}, for ever"
+    return [
+        "",
+        "Two accounts under one budget:",
+        f"  training records:  epsilon {spent['training']}; the model learns from them",
+        f"  held-out records:  epsilon {spent['held']}; they train nothing, the model is judged by them",
+        "  A record is in one of the two for ever and spends nothing of the other, so its epsilon is that of its own",
+        f"  account; for any record, not knowing which it is in, the larger holds: epsilon {spent['larger']}.",
+        f"  Held out: {how}.",
     ]
 
 

@@ -100,7 +100,12 @@ class Shared:
         return 1.0 / math.sqrt(self.honest)
 
     def factor(self, colluders: int) -> float:
-        """z against so many colluders, over z against c: √(h(colluders)/h(c))."""
+        """z against so many colluders, over z against c: √(h(colluders)/h(c)).
+
+        Where h = 1 a round may have nobody else in it, so that fewer colluders leave no more noise for sure.
+        """
+        if self.honest == 1:
+            return 1.0
         return math.sqrt(honest(self.sites, colluders, self.dropouts) / self.honest)
 
     def words(self) -> str:

@@ -94,10 +94,11 @@ def sampled(counts: Array, weights: Array, deviation: float) -> Array:
     """Σ_b x_b w_b², what sampling adds to the variance of Σ w_b x̃_b, from noisy counts; weights ``[…, b]``.
 
     Counts drawn by records that fall into one cell or none have at most this variance, also pooled over unequal sites.
-    One deviation of its own noise is added: taken too small, it would shorten an interval.
+    One deviation of its own noise is added, as of counts known to one record at best: an empty cell does not prove that
+    records never fall into it (no error among n records leaves a chance of about 3/n).
     """
     squares = weights**2
-    found: Array = np.maximum(squares @ counts, 0.0) + deviation * np.sqrt((squares**2).sum(-1))
+    found: Array = np.maximum(squares @ counts, 0.0) + max(deviation, 1.0) * np.sqrt((squares**2).sum(-1))
     return found
 
 
@@ -152,8 +153,8 @@ def spread(values: Array, variances: Array, shares: Array, level: float, seed: i
     """Ψ = Σ p_i (e_i − Σ p_j e_j)², at most 1/4, from ẽ_i ~ N(e_i, w_i): debiased, with an interval by simulation.
 
     Q = Σ p_i (ẽ_i − ẽ)² is ‖u + ζ‖² with ‖u‖² = Ψ and ζ ~ N(0, Γ), Γ = √A diag(w) √A, A = diag(p) − ppᵀ; its mean is
-    Ψ + tr Γ. A value of Ψ is kept if Q lies in neither tail of α/2 for some u of that length; tried are the axes of
-    the largest and of the smallest eigenvalue of Γ, between which all others lie.
+    Ψ + tr Γ, its variance 2 tr Γ² + 4 uᵀΓu. A value of Ψ is kept if Q lies in neither tail of α/2 for some u of that
+    length; tried are the axes of Γ on which that variance is largest and smallest.
     """
     if len(values) == 1:
         return 0.0, (0.0, 0.0)

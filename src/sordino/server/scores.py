@@ -90,8 +90,8 @@ def threshold(scores: Sequence[Scores], cells: Cells, goal: str | float = "balan
     """The bin edge from which on class 1 is answered, for two classes: post-processing of released tables.
 
     ``balanced`` maximises the estimated balanced accuracy; a number is a wanted recall of class 1, and the highest edge
-    that is estimated to reach it is taken. The intervals hold for whichever edge is chosen: each has the level
-    1 − α/(B + 1), as there are B + 1 edges. Where a class is not clearly present the edge is 1/2.
+    up to which all are estimated to reach it is taken. The intervals hold for whichever edge is chosen: each has the
+    level 1 − α/(B + 1), as there are B + 1 edges. Where a class is not clearly present the edge is 1/2.
     """
     if cells.kind != "binary":
         raise BadInput(f"a threshold needs two classes, not cells of kind {cells.kind!r}")
@@ -105,7 +105,8 @@ def threshold(scores: Sequence[Scores], cells: Cells, goal: str | float = "balan
     edge = size // 2
     if min(zeros.sum(), ones.sum()) > intervals.normal(level) * noise * np.sqrt(size):
         recall, false = (np.append(row[::-1].cumsum()[::-1], 0.0) / row.sum() for row in (ones, zeros))
-        edge = int(np.argmax(recall - false)) if isinstance(goal, str) else int(np.flatnonzero(recall >= goal)[-1])
+        reached = np.minimum.accumulate(recall[1:]) >= goal if not isinstance(goal, str) else None
+        edge = int(np.argmax(recall - false)) if reached is None else int(reached.sum())
     above = (np.arange(size) >= edge).astype(np.float64)
     return Threshold(
         edge / size,
@@ -193,7 +194,7 @@ def _calibration(rows: Array, records: int, noise: float, level: float, seed: in
     variances = noise**2 * (weights**2).sum(1) + drawn
     draws = np.random.default_rng(seed).standard_normal((intervals.DRAWS // 4, size))
     reach = float(np.quantile(np.abs(draws) @ np.sqrt(variances), level))
-    total = float(np.abs(gaps).sum())
+    total = min(float(np.abs(gaps).sum()), float(records))
     value = float(np.sqrt(np.maximum(gaps**2 - variances, 0.0)).sum()) / records
     low, high = (total - reach) / records - 0.5 / size, (total + reach) / records + 0.5 / size
     return _made("calibration_error", value, (min(max(low, 0.0), 1.0), min(max(high, 0.0), 1.0)))

@@ -11,10 +11,12 @@ from typing import Any
 
 import numpy as np
 from rich.box import SIMPLE_HEAD
+from rich.markup import escape
 from rich.table import Table
 
 from sordino.errors import BadInput, BudgetRefused, Diverged
 from sordino.study.against import named, trust_lines
+from sordino.study.evaluated import best_of, estimate_of, evaluation_lines, in_words
 from sordino.study.file import Study
 from sordino.study.folder import check_kind, check_same
 from sordino.study.many import Point, Studies, Watch, shown_by
@@ -120,7 +122,7 @@ def comparison_table(results: list[dict[str, Any]], labels: Sequence[str] | None
     runs = max((row["runs"] for row in rows), default=1)
     title = f"mean ± deviation over {runs} seeds" if runs > 1 else "final figures"
     table = Table(title=title, header_style="bold", box=SIMPLE_HEAD)
-    told = trust_lines(results, labels)
+    told = trust_lines(results, labels) + _evaluated(results, labels)
     if told:
         table.caption, table.caption_justify = "\n".join(told), "left"
     for column in ("method", "accuracy", "worst", "loss", "Ψ", "budget", "s"):
@@ -147,6 +149,23 @@ def comparison_table(results: list[dict[str, Any]], labels: Sequence[str] | None
             f"{row['seconds']:.1f}",
         )
     return table
+
+
+def _evaluated(results: list[dict[str, Any]], labels: Sequence[str] | None) -> list[str]:
+    """What was paid for to judge these runs; which of several is best by it, where each paid for its estimate."""
+    if len(results) == 1:
+        return evaluation_lines(results[0])
+    names = labels or [named(one) for one in results]
+    rows = [(f"{name}, seed {one['seed']}", estimate_of(one)) for name, one in zip(names, results)]
+    lines = [f"{name}: evaluated {in_words(row)}" for name, row in rows if row is not None]
+    first = best_of(results)
+    if first is not None:
+        lines[first] += "  ← best by paid evaluation"
+        lines.append(
+            "every run has a ledger of its own, so together they cost more than any of them says; "
+            + escape("[tune] tries settings under one budget")
+        )
+    return [*(["95 % intervals:"] if lines else []), *lines]
 
 
 def plain_results(results: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -138,13 +138,13 @@ def _conduct(folder: Path, transport: Transport) -> dict[str, Any]:
         log.info("round %d of %d: %d answers", now.round, plan.schedule.rounds, len(now.history[-1]["participants"]))
         for line in judged_lines(now.history[-1].get("evaluation", [])):
             log.info("%s", line)
-    if early := rounds.stopped(plan, state.round):
+    if early := rounds.stopped(plan, state.round, state.history):
         log.warning("%s", early["reason"])
     notice(folder, {"round": state.round, "phase": "saying goodbye", "asked": list(facts)})
     spent = farewell(transport, run, list(facts), min(BYE, where.timeout))
     result = result_of(kept, plan, state, spent, refused)
-    result["final"] |= judge(state.shown) if judge is not None else {}
-    kept.finish(result, state.shown)
+    result["final"] |= judge(state.chosen) if judge is not None else {}
+    kept.finish(result, state.chosen)
     notice(folder, {"round": state.round, "phase": "finished", "asked": []})
     return result
 

@@ -16,7 +16,7 @@ from sordino.privacy.held import OF_HELD
 from sordino.privacy.trust import Against
 from sordino.privacy.types import Event
 from sordino.study.folder import Folder
-from sordino.study.result import complete, evaluations
+from sordino.study.result import chosen_by, complete
 
 _SPENT = {
     "spent_epsilon": float,
@@ -38,7 +38,7 @@ def result_of(
 ) -> dict[str, Any]:
     """The dict of result.json. Metrics on sites' records are null but those of ``evaluation``, which were paid for."""
     about = json.loads((folder.path / "study.json").read_text())
-    early = rounds.stopped(plan, state.round)
+    early = rounds.stopped(plan, state.round, state.history)
     nothing = dict.fromkeys(("accuracy", "loss", "psi", "worst_accuracy", "client_accuracy"))
     parts = {
         "study": {"name": about["study"]["data"]["name"], **about["study"]},
@@ -51,11 +51,11 @@ def result_of(
         "simulated": False,
         **({} if plan.method.local.begin is None else {"personal": True}),
         **({"stopped": early} if early else {}),
+        **chosen_by(plan, state),
         "refused": refused,
-        "evaluation": evaluations(state.history) if plan.judging is not None else None,
         "seconds": state.seconds,
     }
-    return complete(parts, state.shown)
+    return complete(parts, state.chosen)
 
 
 def privacy_of(plan: Plan, state: Checkpoint, spent: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:

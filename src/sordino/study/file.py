@@ -45,11 +45,14 @@ class Study(Section):
     evaluation: EvaluationKeys | None = None
     compare: CompareKeys = CompareKeys()
     sweep: dict[str, Any] = Field(default={})
+    tune: dict[str, Any] = Field(default={})
     deployment: DeploymentKeys = DeploymentKeys()
 
     def check(self) -> None:
         """Refuse what cannot work and warn of what promises little, before a record is read; every command does so."""
         self.data.check()
+        if self.sweep and self.tune:
+            raise BadInput("[sweep] and [tune] contradict each other: a sweep charges every run on its own; keep one")
         names, files = self.data.expected_clients()
         self._check_methods(names)
         check_pair(Scheme.parse(self.training.sampling or "poisson"), Adjacency.parse(self.budgets.adjacency))
@@ -169,8 +172,8 @@ class Study(Section):
         return {key: [dict(zip(order, value))[name] for name in names] for key, value in lists.items()}
 
     def table(self) -> dict[str, Any]:
-        """What the file said, without ``[sweep]``: a table of tables that ``make_study`` reads."""
-        said: dict[str, Any] = self.model_dump(by_alias=True, exclude_unset=True, exclude={"sweep"})
+        """What the file said, without ``[sweep]`` and ``[tune]``: a table of tables that ``make_study`` reads."""
+        said: dict[str, Any] = self.model_dump(by_alias=True, exclude_unset=True, exclude={"sweep", "tune"})
         return said
 
 

@@ -51,8 +51,9 @@ def asked(study: Study, run: Run) -> Study:
     model: dict[str, Any] = {"name": about["name"], "options": about["options"]}
     if about.get("features") is not None:
         model["features"] = {"name": about["features"]["name"], **about["features"]["options"]}
-    table |= {"model": model, "training": {}, "evaluation": {**table.get("evaluation", {}), "every": 1}}
-    for section in ("trust", "sweep", "compare"):
+    settings = {key: value for key, value in table.get("evaluation", {}).items() if key in ("share", "bins", "spend")}
+    table |= {"model": model, "training": {}, "evaluation": {**settings, "every": 1}}
+    for section in ("trust", "sweep", "compare", "tune"):
         table.pop(section, None)
     found = make_study(table)
     if found.chosen_method().local.begin is not None:
@@ -80,7 +81,7 @@ def rehearse(study: Study, run: Run) -> dict[str, Any]:
         state, scoring = Checkpoint(1, session.state.weights, run.weights), session.setup.scoring
         if scoring is None:
             raise SordinoError("a study of one evaluation has one")
-        rows = scoring.look(state, session.setup.records, ready.key)
+        rows = scoring.look(state, session.setup.records, ready.key)["evaluation"]
         names = [ready.clients.names[i] for i in scoring.judging.who]
         spent = {name: book.epsilon([name + HELD])[name + HELD] if session.book else math.inf for name in names}
     privacy = [

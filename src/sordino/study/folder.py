@@ -46,9 +46,12 @@ SHOWN = 5
 
 
 class Planned(NamedTuple):
-    """What a run settled before it started: its noise multipliers, and whether sordino 0.1 keyed its random streams."""
+    """What a run settled before it started: its noise multipliers, and whether sordino 0.1 keyed its random streams.
 
-    noises: list[list[list[float]]]
+    Noises of None are still to be calibrated.
+    """
+
+    noises: list[list[list[float]]] | None
     first_keys: bool = False
 
 
@@ -69,9 +72,11 @@ def read_state(path: Path, device: torch.device) -> tuple[Checkpoint, list[str]]
 
 
 def check_kind(path: Path, kind: str) -> None:
-    """Refuse a folder that holds something else than a ``run``, ``sweep``, ``comparison`` or ``deployed run``."""
+    """Refuse a folder of another kind: they are ``run``, ``sweep``, ``tuning``, ``comparison`` and ``deployed run``."""
     if (path / "sweep.json").exists():
         found = "sweep"
+    elif (path / "tune.json").exists():
+        found = "tuning"
     elif (path / "serve.json").exists():
         found = "deployed run"
     elif (path / "study.json").exists():

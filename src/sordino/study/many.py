@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from sordino.data import Dataset, Federation
 from sordino.errors import SordinoError
 from sordino.study.file import Study
-from sordino.study.folder import Copies, planned
+from sordino.study.folder import Copies, Planned, planned
 from sordino.study.prepared import Prepared, Run
 from sordino.study.result import read_result
 from sordino.study.run import keep_in, prepare
@@ -66,12 +66,12 @@ class Studies:
         """The device, and what reports call the study."""
         return point.study.study.device, point.study.study.name
 
-    def prepared(self, point: Point) -> Prepared:
-        """The run of a study, with the noise that was fixed if it was begun before."""
+    def prepared(self, point: Point, before: Planned | None = None) -> Prepared:
+        """The run of a study, with the noise that was fixed if it was begun before, or that ``before`` says."""
         settings = point.study.arguments()
         keys = ("model", "model_options", "seed", "trust", "evaluation")
         model, options, seed, trust, evaluation = (settings.pop(key) for key in keys)
-        before = planned(self.out / point.name)
+        before = before or planned(self.out / point.name)
         clients, method = self.clients(point.study), point.study.chosen_method()
         return prepare(clients, model, method, seed, options, settings, before, trust=trust, evaluation=evaluation)
 

@@ -7,6 +7,9 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from sordino.server.choosing import DECIDING
+from sordino.study.evaluated import in_words
+
 SHOWN = 8
 
 
@@ -59,6 +62,9 @@ def _line(record: dict[str, Any]) -> str:
         parts.append(f"accuracy {100 * record['accuracy']:.1f} %")
     if record.get("loss") is not None:
         parts.append(f"loss {record['loss']:.3f}" if record["loss"] < 1e4 else f"loss {record['loss']:.2e}")
+    paid = next((one for one in record.get("evaluation") or () if one["metric"] in DECIDING), None)
+    if paid is not None:
+        parts.append(f"evaluated {in_words(paid)}")
     spent = record.get("spent_epsilon")
     if spent:
         parts.append(f"ε {spent['min']:.2f}/{spent['median']:.2f}/{spent['max']:.2f}")

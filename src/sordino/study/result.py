@@ -23,6 +23,8 @@ from torch import Tensor
 from sordino._version import __version__
 from sordino.engine import rounds
 from sordino.engine.checkpoint import Checkpoint, write_atomic
+from sordino.engine.chosen import evaluations
+from sordino.engine.chosen import kept as kept_of
 from sordino.engine.evaluate import by_budget
 from sordino.engine.simulate import Setup
 from sordino.errors import BadInput
@@ -112,6 +114,10 @@ class Result(TypedDict):
     """Of a deployed run: sites that did not take part, and why."""
     evaluation: list[dict[str, Any]] | None
     """What was paid for to judge the model."""
+    kept: NotRequired[dict[str, Any]]
+    """The round whose model this is, where it was chosen by paid estimates, and the estimate that decided."""
+    threshold: NotRequired[dict[str, Any]]
+    """For two classes: the ``edge`` from which on class 1 is answered, chosen by the released tables; what it gives."""
     checksum: str | None
     """SHA-256 of the final weights as little-endian float32."""
     seconds: float
@@ -168,15 +174,15 @@ def build_result(
 ) -> dict[str, Any]:
     """The result of a simulated run."""
     plan, observer, own = setup.plan, setup.observer, setup.own_models(state)
-    last = observer.look(state.shown, own)
+    last = observer.look(state.chosen, own)
     final = {key: last.get(key) for key in ("accuracy", "loss", "psi", "worst_accuracy", "client_accuracy")}
     others = ("client_loss", "accuracy_variance", "worst_decile", "best_decile")
     final |= {key: value for key, value in last.items() if key.startswith("central") or key in others}
-    final |= observer.look_back(state.shown, own)
+    final |= observer.look_back(state.chosen, own)
     final["by_budget"] = by_budget(
         [c.budget.epsilon for c in plan.clients], last["client_accuracy"], last["client_loss"]
     )
-    early = rounds.stopped(plan, state.round)
+    early = rounds.stopped(plan, state.round, state.history)
     parts = {
         "study": study,
         "method": plan.method.name,
@@ -188,15 +194,24 @@ def build_result(
         "simulated": True,
         **({} if own is None else {"personal": True}),
         **({"stopped": early} if early else {}),
-        "evaluation": evaluations(state.history) if plan.judging is not None else None,
+        **chosen_by(plan, state),
         "seconds": state.seconds,
     }
-    return complete(parts, state.shown)
+    return complete(parts, state.chosen)
 
 
-def evaluations(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What was paid for to judge the model, over all rounds."""
-    return [one for record in history for one in record.get("evaluation", ())]
+def chosen_by(plan: Plan, state: Checkpoint) -> dict[str, Any]:
+    """What was paid for to judge the model, and what was chosen by it: the round, and for two classes an edge."""
+    if plan.judging is None:
+        return {"evaluation": None}
+    kept = kept_of(state)
+    last = state.round if kept is None else kept["round"]
+    edges = [one["threshold"] for one in state.history if one["round"] <= last and one.get("threshold") is not None]
+    return {
+        "evaluation": evaluations(state.history),
+        **({} if kept is None else {"kept": kept}),
+        **({"threshold": edges[-1]} if edges else {}),
+    }
 
 
 def versions() -> dict[str, str]:

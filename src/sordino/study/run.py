@@ -72,6 +72,8 @@ def prepare(
     if clients.budgets is None and chosen.private:
         raise BadInput(f"method {chosen.name!r} is private, but the clients have no budgets: call .with_budgets(…)")
     held = None
+    if evaluation is not None and evaluation.keep == "best" and chosen.local.begin is not None:
+        raise BadInput(f"evaluation.keep = 'best' is one model's best round, and {chosen.name!r} has one per client")
     if evaluation is not None:
         clients, held = clients.held_out(evaluation.share, seed)
     budgets = clients.budgets or tuple(Budget(math.inf, 1e-5) for _ in clients.names)

@@ -271,12 +271,14 @@ class EvaluationKeys(Section):
 
     every: int | None = Field(default=None, gt=0)
     share: float = Field(default=0.2, gt=0, lt=1)
-    bins: int = Field(default=20, ge=2, le=1000, multiple_of=2)
+    bins: int = Field(default=10, ge=2, le=1000, multiple_of=2)
     spend: float = Field(default=0.8, gt=0, le=1)
+    stop: int | None = Field(default=None, gt=0)
+    keep: Literal["last", "best"] = "last"
 
     def chosen(self) -> Evaluation:
         """The settings as a value."""
-        return Evaluation(self.every, self.share, self.bins, self.spend)
+        return Evaluation(**self.model_dump())
 
 
 class CompareKeys(Section):

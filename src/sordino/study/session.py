@@ -97,14 +97,14 @@ class Session:
     def result(self, name: str | None) -> Run:
         """End the run: its result, called ``name``. What was declared and not used is free again in the ledger."""
         plan, state = self.ready.plan, self.state
-        if early := stopped(plan, state.round):
+        if early := stopped(plan, state.round, state.history):
             log.warning("%s: %s", plan.method.name, early["reason"])
         study = {**({} if name is None else {"name": name}), **self.ready.study}
         study |= {"auto": list(plan.why)} if plan.why else {}
         result = build_result(study, self.setup, state, self.book, self.run, self.ready.seed)
         if self.book is not None:
             self.book.close_run(self.run)
-        return Run(result, state.shown.detach().cpu(), self.ready.template, self._personal())
+        return Run(result, state.chosen.detach().cpu(), self.ready.template, self._personal())
 
     def _personal(self) -> Tensor | None:
         """All clients' own models, a row each; None where there are none, or more than a run should hold."""

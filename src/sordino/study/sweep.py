@@ -50,28 +50,33 @@ def points(study: Study) -> list[Point]:
     ``mode = "grid"`` (the default) takes every combination, ``mode = "list"`` the first values of all keys, then the
     second, and so on.
     """
-    lists = dict(_lists({key: value for key, value in study.sweep.items() if key not in OPTIONS}))
-    if not lists:
-        raise BadInput('[sweep] varies nothing: give it keys with lists, such as "training.lr" = [0.1, 0.3]')
-    mode = study.sweep.get("mode", "grid")
-    if mode not in ("grid", "list"):
-        raise BadInput(f"sweep.mode = {mode!r} is unknown: use 'grid' (every combination) or 'list' (side by side)")
     if not isinstance(study.sweep.get("stack", False), bool):
         raise BadInput(f"sweep.stack = {study.sweep['stack']!r}: it is true or false")
+    return expanded(study, study.sweep, "sweep")
+
+
+def expanded(study: Study, table: Mapping[str, Any], section: str) -> list[Point]:
+    """The studies that a table of lists makes of one study, as ``points`` says; ``section``: the table's name."""
+    lists = dict(_lists({key: value for key, value in table.items() if key not in OPTIONS}))
+    if not lists:
+        raise BadInput(f'[{section}] varies nothing: give it keys with lists, such as "training.lr" = [0.1, 0.3]')
+    mode = table.get("mode", "grid")
+    if mode not in ("grid", "list"):
+        raise BadInput(f"{section}.mode = {mode!r} is unknown: use 'grid' (every combination) or 'list' (side by side)")
     for key, values in lists.items():
-        _check(key, values, mode)
+        _check(key, values, mode, section)
     if mode == "list" and len({len(values) for values in lists.values()}) > 1:
         lengths = ", ".join(f"{key} has {len(values)}" for key, values in lists.items())
-        raise BadInput(f"[sweep] with mode = 'list' needs lists of one length: {lengths}; or use mode = 'grid'")
+        raise BadInput(f"[{section}] with mode = 'list' needs lists of one length: {lengths}; or use mode = 'grid'")
     combined = zip(*lists.values()) if mode == "list" else itertools.product(*lists.values())
     found = []
     for chosen in combined:
         values = dict(zip(lists, chosen))
-        made = _with(study, values)
+        made = _with(study, values, section)
         found.append(Point(values, made, _named(values), _labelled(values, made)))
     twice = [name for name, group in itertools.groupby(sorted(point.name for point in found)) if len(list(group)) > 1]
     if twice:
-        raise BadInput(f"[sweep] has the run {twice[0]} twice: leave out one of the equal values")
+        raise BadInput(f"[{section}] has the run {twice[0]} twice: leave out one of the equal values")
     return found
 
 
@@ -84,32 +89,32 @@ def _lists(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield f"{prefix}{key}", value
 
 
-def _check(key: str, values: Any, mode: str) -> None:
+def _check(key: str, values: Any, mode: str, whose: str) -> None:
     section = key.partition(".")[0]
-    if "." not in key or section in ("sweep", "compare"):
+    if "." not in key or section in ("sweep", "compare", "tune"):
         raise BadInput(
-            f'[sweep] {key!r} is not a key of the study: write section.key, such as "training.lr" or "method.name"'
+            f'[{whose}] {key!r} is not a key of the study: write section.key, such as "training.lr" or "method.name"'
         )
     if not isinstance(values, list):
-        raise BadInput(f'[sweep] "{key}" = {values!r}: give a list of values, or put it into [{section}]')
+        raise BadInput(f'[{whose}] "{key}" = {values!r}: give a list of values, or put it into [{section}]')
     if not values:
-        raise BadInput(f'[sweep] "{key}" is an empty list: give it values, or leave it out')
+        raise BadInput(f'[{whose}] "{key}" is an empty list: give it values, or leave it out')
     told = [json.dumps(value, sort_keys=True) for value in values]
     again = next((one for place, one in enumerate(told) if one in told[:place]), None)
     if mode == "grid" and again is not None:
-        raise BadInput(f'[sweep] "{key}" lists {again} twice: leave out one of them')
+        raise BadInput(f'[{whose}] "{key}" lists {again} twice: leave out one of them')
 
 
-def _with(study: Study, values: Mapping[str, Any]) -> Study:
-    """The study with these keys put over it; what is wrong with one is said of the sweep."""
+def _with(study: Study, values: Mapping[str, Any], whose: str) -> Study:
+    """The study with these keys put over it; what is wrong with one is said of the table that it comes from."""
     table = study.table()
     for key, value in values.items():
-        put(table, key, value, f'[sweep] "{key}"')
+        put(table, key, value, f'[{whose}] "{key}"')
     try:
         made = make_study(table)
         made.check()
     except BadInput as error:
-        raise BadInput(f"[sweep] {error}") from None
+        raise BadInput(f"[{whose}] {error}") from None
     return made
 
 

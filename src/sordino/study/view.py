@@ -22,6 +22,7 @@ from sordino.data.budgets import LARGE
 from sordino.methods import Plan
 from sordino.privacy.trust import EVERYBODY
 from sordino.study.choice import describe_choice, last_turns
+from sordino.study.evaluated import describe_evaluation, evaluation_warnings, render_evaluation
 from sordino.study.sharing import describe_sharing, if_shared, render_sharing, warnings_of
 
 SHADES = ".:-=+*#%@"
@@ -64,6 +65,8 @@ class PlanView:
     dimension: int
     layers: list[LayerPlan]
     seed: int = 0
+    tuning: dict[str, Any] | None = None
+    """What it costs to try several settings (``[tune]``), as ``Search.describe`` tells it; None where one is tried."""
 
     @cached_property
     def clients(self) -> list[dict[str, Any]]:
@@ -124,7 +127,7 @@ class PlanView:
             found.append(f"NOT PRIVATE: {method.name} adds no noise and spends no budget; budgets are ignored")
         elif not self.plan.private:
             found.append("NOT PRIVATE: every client's ε is infinite, so nobody's records are protected")
-        found += warnings_of(self.plan)
+        found += warnings_of(self.plan) + evaluation_warnings(self.evaluation)
         for c in self.clients:
             who, epsilon = c["client"], c["epsilon"]
             if LARGE < epsilon < math.inf:
@@ -159,6 +162,11 @@ class PlanView:
         return describe_sharing(self.plan, self.dimension, self.seed)
 
     @cached_property
+    def evaluation(self) -> dict[str, Any] | None:
+        """What paid evaluations will tell and cost, as ``describe_evaluation`` tells it; None where there are none."""
+        return describe_evaluation(self.plan)
+
+    @cached_property
     def if_shared(self) -> dict[str, Any] | None:
         """What sharing noise would bring, where it is not shared and could be."""
         return if_shared(self.plan, self.dimension)
@@ -187,6 +195,8 @@ class PlanView:
             "trust": self.trust,
             "sharing": self.sharing,
             "if_shared": self.if_shared,
+            "evaluation": self.evaluation,
+            "tuning": self.tuning,
             "gradients": self.gradients,
             "layers": [layer._asdict() for layer in self.layers],
             "selection": self.selection,
@@ -227,6 +237,7 @@ class PlanView:
                 f"colluders = {self.if_shared['colluders']}[/dim]"
             )
         yield from _choice(plan, self.selection) if self.selection else ()
+        yield from render_evaluation(self.evaluation, SHOWN) if self.evaluation else ()
         yield f"gradient engine: {self.engine}"
         for warning in self.warnings[:12]:
             yield f"[yellow]warning[/yellow] {warning}"

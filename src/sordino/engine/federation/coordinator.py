@@ -19,6 +19,7 @@ from torch import Tensor
 
 from sordino.engine import rounds
 from sordino.engine.checkpoint import Checkpoint
+from sordino.engine.chosen import keep_best, settled
 from sordino.engine.federation import wire
 from sordino.engine.federation.declaration import readable
 from sordino.engine.federation.exchange import Heard, Transport, exchange, offer_of
@@ -59,6 +60,8 @@ class Coordinator:
         plan = self.course.plan
         broke = {name for record in state.history for name in record.get("broke", ())}
         for number in range(state.round + 1, plan.schedule.rounds + 1):
+            if settled(plan, state.history):
+                return
             if rounds.exhausted(plan, state.server, self._left(state, broke), number):
                 return
             record = self._round(state, number, broke)
@@ -66,6 +69,7 @@ class Coordinator:
             record |= self._judge(state, record)
             state.round = number
             state.history.append(record | {"accuracy": None, "loss": None, "psi": None})
+            keep_best(plan, state)
             yield state
             self.inbox.empty()
 

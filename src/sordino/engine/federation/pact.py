@@ -22,7 +22,7 @@ from sordino.methods import Method
 from sordino.methods.sharing import tell
 from sordino.privacy.common import largest
 from sordino.privacy.gate import ROUNDING, Terms
-from sordino.privacy.trust import SHARED, Shared, Trust
+from sordino.privacy.trust import SHARED, Shared, Trust, honest
 
 
 def shared_trust(brief: Mapping[str, Any]) -> Trust | None:
@@ -148,15 +148,22 @@ class Pact:
         return self.peers.distinct(name for name in names if name not in public)
 
     def _check(self, place: int, terms: Terms, pinned: int, shares: int) -> None:
-        """z of every part, with so many shares of noise (this site's own is always there), against what was planned."""
-        for part, (name, noise) in zip(self.charter.releases[place].parts, terms.parts):
+        """z of every part, with so many shares of noise (this site's own is always there), against what was planned.
+
+        Shares below h are refused too, where a charter has noise to spare: the ledger tells ε for other c by counts.
+        """
+        charter, known = self.charter, max(1, shares)
+        if charter.seats[self.place].public:
+            return  # nobody is promised anything
+        short = known < honest(charter.sites, charter.colluders, charter.dropouts)
+        for part, (name, noise) in zip(charter.releases[place].parts, terms.parts):
             common = terms.common_of(name)
             if common is None:
                 raise Refused(f"the charter says nothing of {name!r}")
-            worth = common.multiplier(part.width, max(1, shares), terms.adjacency.sensitivity)
-            if not worth >= noise * (1 - ROUNDING):
+            worth = common.multiplier(part.width, known, terms.adjacency.sensitivity)
+            if short or not worth >= noise * (1 - ROUNDING):
                 raise Refused(
-                    f"{name!r} would have noise {worth:.4g} and not {noise:.4g}: {pinned} sites with noise are known "
-                    f"here by their keys, of which {self.charter.colluders} may conspire; pin the other "
-                    "sites' keys (trust.peers), or ask more sites"
+                    f"{name!r} would have noise {worth:.4g}, and {noise:.4g} is planned: {pinned} sites with noise are "
+                    f"known here by their keys, of which {charter.colluders} may conspire; pin the other sites' keys "
+                    "(trust.peers), or ask more sites"
                 )

@@ -18,20 +18,20 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sordino.client.rows import Records, Rows, seen_alone
-from sordino.client.turn import answer, share, take_turn
+from sordino.client.turn import answer, take_turn
 from sordino.engine.devices import threads_for_step
 from sordino.engine.federation import wire
-from sordino.engine.federation.descriptor import Descriptor, hashed_tensors, participants_of
 from sordino.engine.federation.held import parted
 from sordino.engine.federation.job import Job, Understood, accept, canonical, safe, understand
 from sordino.engine.federation.judged import Task, accept_task, check_request, own_weights, verdict
 from sordino.engine.federation.limits import Declared, Policy, Refused
-from sordino.engine.federation.masks import erase_key, keep_key, load_key, masked, signed_key
+from sordino.engine.federation.masks import erase_key, keep_key, load_key, signed_key
 from sordino.engine.federation.pact import Member, Pact, check_willing, shared_trust
 from sordino.engine.federation.paid import Till, sealed, told_spent
 from sordino.engine.federation.peers import Peers
 from sordino.engine.federation.policy import check_bounds, check_place
 from sordino.engine.federation.state import LocalState, commitment
+from sordino.engine.federation.taking_part import TakingPart
 from sordino.engine.federation.wire import Packet, pack, unpack, whole
 from sordino.errors import BadInput, BudgetRefused, SordinoError
 from sordino.methods import Method
@@ -39,7 +39,7 @@ from sordino.privacy.gate import Gate, Permit, Terms
 from sordino.privacy.generators import Secret, Source, Turn
 from sordino.privacy.held import HELD
 from sordino.privacy.ledger import Ledger, LedgerPlan
-from sordino.privacy.types import Budget, Release, derive
+from sordino.privacy.types import Budget, Release
 from sordino.server.broadcast import Frame, check_broadcast
 
 log = logging.getLogger("sordino.site")
@@ -64,7 +64,8 @@ class Site:
     stored bytes, a changed one is a new charge (R11); (4) batches and noise come from a secret generator (R9). Another
     ``source`` can be injected from Python at the site alone, for tests, and marks the ledger NOT PRIVATE; (5) every
     limit of the policy is checked with every request, against the site's own ledger, whatever came before it; (6) the
-    ledger is this site's, and was kept for these records.
+    ledger is this site's, and was kept for these records; (7) where noise is shared, a message leaves under masks, one
+    for a descriptor ever, and only if the noise of those whom this site knows is worth what it is charged for.
     """
 
     def __init__(
@@ -222,40 +223,17 @@ class Site:
 
     def _masked(self, job: Job, pact: Pact, packet: Packet, request: str, place: int) -> bytes:
         """Take part in a sum: the turn (``place`` 0) or a question, as integers under masks that cancel in it."""
-        terms = (job.terms, *job.asks)[place]
-        own = [one.question for one in job.method.ask if one.batch == "own"]
-        question = own[place - 1] if place else None
         public, start = self._inputs(job, packet)
-        asked = (question,) if question is not None else job.work.also
-        limits = {} if question is not None else {"gradient": job.work.clip.bound(public)}
-        bounds = {part: _single(bound) for part, bound in (limits | {q.what: q.bound(public) for q in asked}).items()}
-        check_bounds(self.policy, bounds, private=True)
-        names = participants_of(pact.charter, packet.facts["participants"])
-        pact.check_round(place, terms, names)
-        sent = {name: value for name, value in packet.tensors.items() if name != "weights"}
-        descriptor = Descriptor(
-            pact.charter.digest,
-            whole(packet, "round"),
-            whole(packet, "copy"),
-            place,
-            names,
-            tuple(bounds.values()),
-            hashed_tensors({"weights": start.value}),
-            hashed_tensors(sent, packet.facts["public"]),
-        )
-        key, others = load_key(self._key_file(job.run)), {one: pact.keys[one] for one in names if one != self.name}
+        part = TakingPart.of(job, pact, packet, place, public)
+        check_bounds(self.policy, part.bounds, private=True)
+        key = load_key(self._key_file(job.run))
 
         def work(rows: Rows, permit: Permit, gate: Gate) -> Packet:
-            found = share(job.work, rows, start, public, permit, gate, question)
-            hidden = derive(
-                "message under masks",
-                lambda whole: torch.from_numpy(masked(whole.numpy(), self.name, key, others, descriptor.digest)),
-                found,
-            )
-            kind, about = wire.ANSWER if place else wire.UPLOAD, {"descriptor": descriptor.digest.hex()}
-            return Packet(kind, _place(packet) | about, sealed({wire.MASKED: hidden}))
+            sent = part.message(rows, start, public, permit, gate, key)
+            kind, about = wire.ANSWER if place else wire.UPLOAD, {"descriptor": part.digest}
+            return Packet(kind, _place(packet) | about, sealed({wire.MASKED: sent}))
 
-        return self._release(job, packet, request, terms, work, descriptor.digest.hex())
+        return self._release(job, packet, request, part.terms, work, part.digest)
 
     def _key_file(self, run: str) -> Path:
         """Where the run's own key lies, from the first hello to the farewell."""
@@ -335,6 +313,7 @@ class Site:
         run = safe(str(packet.facts["run"]))
         LocalState(self.folder / "runs" / run, (), 0).forget()
         erase_key(self._key_file(run))
+        self._accepted.cache_clear()  # it holds the key too
         own = [self.account, *([] if self.held is None else [self.account + HELD])]
         declared = [one for one in own if any(standing.plan.run == run for standing in self.ledger.standings(one))]
         if not declared:
@@ -401,8 +380,3 @@ def _place(packet: Packet) -> dict[str, Any]:
 
 def _number(bound: Tensor | float) -> float:
     return float(bound)
-
-
-def _single(bound: Tensor | float) -> float:
-    """A bound as the gate takes it, in single precision: masks rest on every digit of it."""
-    return float(np.float32(float(bound)))

@@ -17,7 +17,7 @@ from sordino.engine.federation import wire
 from sordino.engine.federation.exchange import Heard, Transport, exchange
 from sordino.engine.federation.inbox import Inbox
 from sordino.engine.federation.wire import Packet, pack
-from sordino.engine.scored import told
+from sordino.engine.scored import edge, told
 from sordino.errors import BadInput
 from sordino.methods import Plan
 from sordino.methods.evaluation import Judging
@@ -34,11 +34,14 @@ class Verdicts:
     rows: list[dict[str, Any]]
     judged: list[str]
     missing: Heard
+    edge: dict[str, Any] | None = None
+    """For two classes: from which P(class 1) on to answer class 1."""
 
     def record(self) -> dict[str, Any]:
         """What the record of a round says of it."""
         missing = self.missing.missing()
         found: dict[str, Any] = {"evaluation": self.rows, "judged": self.judged}
+        found |= {} if self.edge is None else {"threshold": self.edge}
         return found | ({"not_judged": missing} if missing else {})
 
 
@@ -87,7 +90,8 @@ def ask_scores(
     if heard.absent:
         log.warning("round %d, evaluation: no answer from %s", number, ", ".join(heard.absent))
     rows = told(plan, judging, values, number, question.times)
-    return Verdicts(rows, [plan.clients[i].name for i in values], heard)
+    chosen = edge(plan, judging, values, number)
+    return Verdicts(rows, [plan.clients[i].name for i in values], heard, chosen)
 
 
 def counts_of(packet: Packet, judging: Judging, client: int) -> dict[str, Tensor]:

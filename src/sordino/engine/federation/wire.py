@@ -71,14 +71,6 @@ def unpack(data: bytes) -> Packet:
         raise BadInput("these bytes are no packet of sordino") from None
 
 
-def whole(packet: Packet, key: str) -> int:
-    """A whole number that a request must say."""
-    value = packet.facts[key]
-    if type(value) is not int:  # a truth value is none, nor is 3.0 or "3"
-        raise BadInput(f"{key!r} is {value!r}: a whole number was expected")
-    return value
-
-
 def digest(data: bytes) -> str:
     """The SHA-256 of a complete request."""
     return hashlib.sha256(data).hexdigest()
@@ -119,6 +111,14 @@ def terms_from_plain(plain: Mapping[str, Any]) -> Terms:
     if not parts or len(dict(parts)) != len(parts) or count < 1 or not finite:
         raise BadInput(f"the terms of a release make no sense: parts {parts}, count {count}")
     return found
+
+
+def whole(packet: Packet, key: str) -> int:
+    """A whole number among a packet's facts; a truth value is none, nor is 3.0 or "3"."""
+    value = packet.facts[key]
+    if type(value) is not int:
+        raise BadInput(f"{key!r} is {value!r}: a whole number was expected")
+    return value
 
 
 def public_to_wire(public: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sordino.privacy.statement import ADJACENCY
-from sordino.study.report import promises, tables
+from sordino.study.report import paid, promises, tables
 from sordino.study.report.charts import MAX_DIAGNOSTICS, drawn
 from sordino.study.report.figures import slug
 from sordino.study.report.gather import Group, Result, diagnostics, dig, every_run, everyone_always, flat, grouped
@@ -32,8 +32,9 @@ def render(results: Sequence[Result], title: str | None = None) -> str:
     Guarantees
     ----------
     A run whose result does not say ``"private": true``, a client that spent more than it allowed, and a client whose
-    spending is not recorded are each named as such on the first screen. Metrics shown are the observer's: the page
-    says that the privacy guarantee does not cover them.
+    spending is not recorded are each named as such on the first screen. Estimates that were paid for stand in a section
+    of their own, with their intervals; all other metrics are the observer's, and the page says that the privacy
+    guarantee does not cover them.
     """
     groups = grouped(results)
     runs = every_run(groups)
@@ -52,6 +53,7 @@ def render(results: Sequence[Result], title: str | None = None) -> str:
         key=tables.key_figures(groups),
         privacy=tables.privacy_rows(groups),
         adjacency=ADJACENCY,
+        paid=paid.section(groups),
         diverged=tables.diverged(groups),
         known=tables.at_the_end(groups),
         by_budget=tables.budget_rows(groups),

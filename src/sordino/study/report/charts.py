@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from sordino.study.report import paid
 from sordino.study.report.figures import Chart, Trace, axis_type, by_client, clouds, diagonal, line_chart, safe, trace
 from sordino.study.report.gather import Client, Group, SeedRun, budgets_inside, diagnostics, dig, everyone_always
 from sordino.study.report.numbers import finite, finites, percent, plain, short, span, thin
@@ -32,6 +33,7 @@ def drawn(groups: Sequence[Group]) -> list[Chart]:
     alike = everyone_always(groups)
     found = [
         _budgets(groups),
+        paid.chart(groups),
         line("spent_epsilon/max", "largest spent ε of any client"),
         line("accuracy", "accuracy, mean over clients' test sets"),
         line("central_accuracy", "central accuracy"),

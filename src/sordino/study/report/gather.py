@@ -66,6 +66,9 @@ class Client:
     """Whom its figures hold against, in words; empty where nobody says."""
     own: float | None
     """ε of its own share of the noise alone, where noise was shared."""
+    training: float | None
+    held: float | None
+    """What its two accounts have spent, where records are held out; ``spent`` is the larger."""
     ends: float | None
     """The round after which its budget pays for no more; ∞ when it outlasts the run, None where nobody says."""
 
@@ -83,6 +86,12 @@ class SeedRun:
     seconds: float | None
     versions: Mapping[str, Any]
     study: Mapping[str, Any]
+    evaluation: tuple[Mapping[str, Any], ...]
+    """Estimates that were paid for, by round and metric."""
+    kept: Mapping[str, Any] | None
+    threshold: Mapping[str, Any] | None
+    tuned: Mapping[str, Any] | None
+    """What was chosen by them: the round, the edge between two classes, the settings."""
 
     @cached_property
     def by_budget(self) -> dict[str, list[int]]:
@@ -282,6 +291,10 @@ def _run(result: Result) -> SeedRun:
         seconds=finite(result.get("seconds")),
         versions=result.get("versions") or {},
         study=result.get("study") or {},
+        evaluation=tuple(row for row in result.get("evaluation") or () if isinstance(row, Mapping)),
+        kept=result.get("kept"),
+        threshold=result.get("threshold"),
+        tuned=result.get("tuned"),
     )
 
 
@@ -322,6 +335,8 @@ def _clients(result: Result, rounds: Sequence[Mapping[str, Any]]) -> tuple[Clien
             optimum=optimum.get(name),
             trust=str(entry.get("trust") or ""),
             own=_or_infinite(entry, "own_epsilon"),
+            training=_or_infinite(entry, "training_epsilon"),
+            held=_or_infinite(entry, "held_epsilon"),
             ends=_or_infinite(entry, "budget_ends"),
         )
         for place, (name, entry) in enumerate(zip(names, entries, strict=True))

@@ -9,6 +9,8 @@
       mode: x.length > 1 ? "lines" : "markers", marker: { color, symbol, size: 8 },
       line: { color, width: 2.25, dash: DASHES[Math.floor(index / 8) % DASHES.length] },
     }),
+    judged: (_, color, { symbol }) => ({ mode: "lines+markers", line: { color, width: 2.25 }, marker: { color, symbol, size: 8 } }),
+    observer: (_, color) => ({ mode: "lines", line: { color, width: 1.25, dash: "dot" } }),
     band: (_, color) => ({ mode: "lines", fill: "toself", fillcolor: `${color}~0.16`, line: { width: 0, color }, hoverinfo: "skip" }),
     // Smaller and clearer when there are many; the outline keeps overlapping points apart.
     points: ({ x }, color, { symbol }) => ({
