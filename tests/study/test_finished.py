@@ -150,3 +150,16 @@ def test_a_line_about_a_round_never_has_a_bare_number():
     assert line == ("round 3/5: 1 answers; accuracy 91.2 % (95 % interval 88.1 to 94.0 %) on held-out records")
     row |= {"metric": "mean_absolute_error", "value": 0.05, "low": 0.04, "high": 0.0612}
     assert "0.05 (95 % interval 0.04 to 0.0612)" in line_of({"round": 3, "participants": [], "evaluation": [row]}, 5)
+
+
+def test_a_deployed_run_ends_and_keeps_its_model_by_what_was_paid_for(clients: Any, tmp_path: Path):
+    study = table("dp-fedavg", clients, rounds=8, steps=1, rate=0.2, lr=1e-6)
+    study |= {"evaluation": {"every": 1, "share": 0.3, "stop": 2, "keep": "best"}}
+    study["deployment"] |= {"enrol": 0.1, "timeout": 5.0}
+    with Rig(tmp_path / "sites", clients, study) as rig:
+        set_up(tmp_path / "run", make_study(study), resume=False)
+        result = conduct(tmp_path / "run", rig.wires)
+    accuracies = [one["value"] for one in result["evaluation"] if one["metric"] == "accuracy"]
+    assert result["kept"]["round"] == 1 + max(range(len(accuracies)), key=lambda k: (accuracies[k], -k))
+    assert len(accuracies) == len(result["rounds"])
+    assert len(accuracies) == 8 or "evaluation.stop" in result["stopped"]["reason"]
