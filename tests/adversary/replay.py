@@ -24,7 +24,6 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from torch import Tensor
 
 import sordino as sd
-from sordino.client.rows import Records
 from sordino.data import Federation
 from sordino.engine import simulate
 from sordino.engine.federation import site, taking_part, wire
@@ -268,8 +267,9 @@ class Tape:
         with pytest.MonkeyPatch.context() as patch:
             for owner, name, by in (
                 *((Gate, "release_whole", shared), (taking_part, "share", added(taking_part.share))),
+                (Gate, "count", counted),
                 *((Gate, "grant", granted), (Gate, "_seal", sealed), (Ledger, "charge", charged)),
-                *((Ledger, "declare", declared), (Keyed, "batches", drawn), (Gate, "count", counted)),
+                *((Ledger, "declare", declared), (Keyed, "batches", drawn)),
                 *((room, "take_turn", turned(room.take_turn)) for room in (simulate, site)),
                 *((room, "answer", answered(room.answer)) for room in (simulate, site)),
             ):
@@ -286,7 +286,8 @@ class Tape:
         moves = (one.double() - two.double()).norm(dim=1).tolist()
         for row, (turn, move) in enumerate(zip(permit.turns, moves)):
             allowed = most(permit, row, part, bound, one.shape[1], lattice)
-            if turn.client not in self.changed:  # nobody's record moves somebody else's sum, but for rounding
+            # nobody's record moves somebody else's sum, but for rounding
+            if turn.client.removesuffix(HELD) not in self.changed:
                 allowed = allowed * ROUNDING if lattice is None else 0.0
             else:
                 self.moved = max(self.moved, move / allowed)
@@ -345,13 +346,16 @@ def differences(one: Any, two: Any, path: str = "") -> Iterator[str]:
         yield f"{here}is {two!r}, was {one!r}"
 
 
-def neighbours(clients: Federation, kind: str, adjacency: str, place: int = 3) -> tuple[Federation, Federation, Tape]:
+def neighbours(
+    clients: Federation, kind: str, adjacency: str, place: int = 3, held: Any = None
+) -> tuple[Federation, Federation, Tape]:
     """Two data sets that differ in one record of every client but the last, and a tape for them.
 
     zero-out: that record is odd in the first and null in the second; replace-one: it is another odd one there.
+    ``held``: every client's held-out records, where one of these is to differ.
     """
     changed = clients.names[:-1]
-    odd = [int(clients.train[k][place]) for k in range(len(changed))]
+    odd = [int((clients.train if held is None else held)[k][place]) for k in range(len(changed))]
     other = "null" if adjacency == "zero-out" else ("label" if kind == "huge" else "huge")
     first, second = (_with(clients, odd, one) for one in (kind, other))
     return first, second, Tape(frozenset(changed))
@@ -393,18 +397,6 @@ def replay_simulation(first: Federation, second: Federation, tape: Tape, **argum
     return tape.findings
 
 
-class Sites(Rig):
-    """Sites that have null rows where their data have them."""
-
-    def site(self, name: str) -> Any:
-        made = super().site(name)
-        mine = self.clients.train[list(self.clients.names).index(name)]
-        valid = self.clients.valid[mine]
-        x, y = (torch.from_numpy(np.asarray(one)[mine]) for one in (self.clients.x, self.clients.y))
-        made.records = Records(x, y, None if valid.all() else torch.from_numpy(valid))
-        return made
-
-
 @contextmanager
 def foreseen_keys() -> Iterator[None]:
     """Keys of runs, and signatures of them, that are the same in both runs: so are the masks."""
@@ -435,7 +427,7 @@ def replay_sites(
     """Both runs as federations of sites; what differed, messages above all."""
     heard: list[list[tuple[str, bytes, bytes]]] = []
     for name, clients in (("first", first), ("second", second)):
-        with tape.listening(), foreseen_keys(), Sites(folder / name, clients, study, key="a key for tests") as rig:
+        with tape.listening(), foreseen_keys(), Rig(folder / name, clients, study, key="a key for tests") as rig:
             try:
                 rig.train()
                 farewell(rig.wires, rig.ready.brief["run"], list(clients.names), 5.0)

@@ -28,11 +28,11 @@ from sordino.privacy.generators import Keyed, Turn
 from sordino.privacy.held import HELD
 from sordino.privacy.ledger import Ledger, LedgerPlan
 from sordino.privacy.types import Budget
-from sordino.study.conduct import set_up
+from sordino.study.conduct import conduct, set_up
 from sordino.study.file import make_study
 from sordino.study.folder import SURVEYED
 from sordino.study.site_file import read_site
-from sordino.study.survey.conduct import conduct_survey
+from sordino.study.survey.conduct import ask_survey
 from sordino.study.survey.plan import plan_survey
 
 SURVEY = parse_survey(
@@ -141,7 +141,7 @@ def replayed(folder: Path, adjacency: str, change: tuple[int, str] | None, tape:
         set_up(folder / "run", make_study(asked), False, kind=SURVEYED)
         serve.write_text(json.dumps(json.loads(serve.read_text()) | {"run": "run1"}))
         with tape.listening():
-            conduct_survey(folder / "run", wires)
+            conduct(folder / "run", wires, ask_survey)
     return wires.heard, 1 + int(np.flatnonzero(held)[3])
 
 

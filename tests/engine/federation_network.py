@@ -29,6 +29,7 @@ server = "127.0.0.1:{port}"
 folder = "{name}"
 [data]
 path = "{name}.npz"
+{held}
 [data.schema]
 classes = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
 [budget]
@@ -46,11 +47,11 @@ private = "keys/sites/{name}.key"
 """
 
 
-def three_clients() -> Federation:
-    """Some digits, dealt to three clients whose names are the sites'."""
-    made = sd.data.load("digits").subset(600, seed=0).partition("iid", clients=3, seed=0, test=0.0)
-    object.__setattr__(made, "names", list(NAMES))
-    return made.with_budgets(EPSILONS, 1e-5)
+def clients_of(names: list[str], records: int = 600) -> Federation:
+    """Some digits, dealt to clients whose names are the sites'."""
+    made = sd.data.load("digits").subset(records, seed=0).partition("iid", clients=len(names), seed=0, test=0.0)
+    object.__setattr__(made, "names", list(names))
+    return made.with_budgets([EPSILONS[k % 3] for k in range(len(names))], 1e-5)
 
 
 @dataclass
@@ -64,14 +65,18 @@ class Network:
     sites: dict[str, Child]
 
     @classmethod
-    def lay(cls, folder: Path, totals: dict[str, float]) -> Network:
-        """Write the sites' files and keys; nothing runs yet. ``totals``: each site's whole budget."""
-        clients, port = three_clients(), free_port()
-        keys = certify(folder / "keys", NAMES)
-        for place, name in enumerate(NAMES):
+    def lay(cls, folder: Path, totals: dict[str, float], records: int = 600, held: float | None = None) -> Network:
+        """Write the sites' files and keys; nothing runs yet.
+
+        ``totals``: each site's whole budget; ``records`` are dealt to them, and each holds out the share ``held``.
+        """
+        names, port = list(totals), free_port()
+        clients, keys = clients_of(names, records), certify(folder / "keys", names)
+        for place, name in enumerate(names):
             mine = clients.train[place]
             np.savez(folder / f"{name}.npz", x=clients.x[mine], y=clients.y[mine])
-            about = {"name": name, "port": port, "total": totals[name], "epsilon": EPSILONS[place]}
+            about = {"name": name, "port": port, "total": totals[name], "epsilon": clients.budgets[place].epsilon}
+            about["held"] = "" if held is None else f"held_out = {held}"
             (folder / f"{name}.toml").write_text(SITE.format(**about))
             (folder / f"{name}.wire").mkdir()
         (folder / "key").write_text("")
@@ -79,7 +84,7 @@ class Network:
 
     def __enter__(self) -> Network:
         self.link.start()
-        for name in NAMES:
+        for name in self.clients.names:
             self.start(name)
         return self
 
@@ -99,10 +104,10 @@ class Network:
         """From now on sites draw what a simulation with this key draws; with no key, what nobody can foresee."""
         (self.folder / "key").write_text(key)
 
-    def run(self, study: dict[str, Any]) -> tuple[dict[str, Any], Path]:
-        """Have the running federation train a study."""
+    def run(self, study: dict[str, Any], judged: sd.Run | None = None) -> tuple[dict[str, Any], Path]:
+        """Have the running federation train a study, or judge a finished run as it says."""
         folder = self.folder / f"run-{len(list(self.folder.glob('run-*')))}"
-        set_up(folder, make_study(study), resume=False, keys=self.keys.folder)
+        set_up(folder, make_study(study), resume=False, keys=self.keys.folder, judged=judged)
         return run_on(self.link, folder), folder
 
     def sent(self, name: str) -> list[bytes]:

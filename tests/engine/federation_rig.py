@@ -67,6 +67,7 @@ class Simulated:
     weights: torch.Tensor
     key: str
     noises: Any
+    result: Any = None
 
 
 def simulated(clients: Federation, study: dict[str, Any], folder: Path) -> Simulated:
@@ -76,13 +77,17 @@ def simulated(clients: Federation, study: dict[str, Any], folder: Path) -> Simul
     done = sd.train(clients, method=read.chosen_method(), out=folder, **arguments)
     model, seed, options, trust = (arguments.pop(key) for key in ("model", "seed", "model_options", "trust"))
     before = planned(folder)
-    ready = study_run.prepare(clients, model, read.chosen_method(), seed, options, arguments, before, trust=trust)
-    return Simulated(done.weights, ready.key, before.noises)
+    more = {"trust": trust, "evaluation": arguments.pop("evaluation", None)}
+    ready = study_run.prepare(clients, model, read.chosen_method(), seed, options, arguments, before, **more)
+    return Simulated(done.weights, ready.key, before.noises, done.result)
 
 
 def records_of(clients: Federation, place: int) -> Records:
+    """A site's records, with null rows where its data have them."""
     mine = clients.train[place]
-    return Records(torch.from_numpy(clients.x[mine]), torch.from_numpy(np.asarray(clients.y)[mine]))
+    x, y = (torch.from_numpy(np.asarray(one)[mine]) for one in (clients.x, clients.y))
+    valid = clients.valid[mine]
+    return Records(x, y, None if valid.all() else torch.from_numpy(valid))
 
 
 def enrolment_key(name: str) -> ec.EllipticCurvePrivateKey:
@@ -154,7 +159,15 @@ class Rig:
             self.policies.get(name, self.everywhere),
             None if self.key is None else Fixture(self.key),
             self.peers(name),
+            self.held(place),
         )
+
+    def held(self, place: int) -> np.ndarray | None:
+        """Which of a site's records are held out: those that a simulation of the study holds out."""
+        if "evaluation" not in self.study:
+            return None
+        share, seed = self.study["evaluation"].get("share", 0.2), self.study["study"]["seed"]
+        return np.isin(self.clients.train[place], self.clients.held_out(share, seed)[1][place])
 
     def peers(self, name: str) -> Peers | None:
         """The site's enrolment key and the others that it pinned, where the study shares noise."""
@@ -171,11 +184,13 @@ class Rig:
         if plan.sharing is not None:
             charter = charter_of(plan, self.ready.brief, {name: one["key"] for name, one in self.facts.items()})
         self.charter = charter
-        self.payable, self.refused = agree(self.wires, self.ready.brief, plan, 5.0, charter)
+        agreed = agree(self.wires, self.ready.brief, plan, 5.0, charter)
+        self.payable, self.refused, self.evaluations = agreed.payable, agreed.refused, agreed.evaluations
         plan = adapt(plan, self.payable, len(self.ready.start), self.ready.study.study.seed)
         inbox = Inbox(self.folder / "inbox")
         parts = (Course(plan, self.ready.layout), self.ready.brief, self.wires, inbox, self.payable, 0.5, least)
-        return Coordinator(*parts) if charter is None else SharedRounds(*parts, charter=charter)
+        more = {"evaluations": self.evaluations}
+        return Coordinator(*parts, **more) if charter is None else SharedRounds(*parts, **more, charter=charter)
 
     def coordinator_facts(self) -> dict[str, dict[str, Any]]:
         """What the sites say about themselves."""

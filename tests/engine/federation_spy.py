@@ -13,14 +13,15 @@ from sordino.engine.federation.wire import unpack
 
 FACTS = {
     wire.FACTS: {
-        *("name", "records", "epsilon", "delta", "adjacency", "key"),
+        *("name", "records", "held", "epsilon", "delta", "adjacency", "key"),
         *("releases", "spent_epsilon", "run_epsilon", "replace_one_epsilon", "own_epsilon"),
-        *("against", "not_private", "composition"),
+        *("against", "not_private", "composition", "training_epsilon", "held_epsilon"),
     },
-    wire.ACCEPTED: {"payable"},
+    wire.ACCEPTED: {"payable", "evaluations"},
     wire.ANSWER: {"round", "copy", "descriptor"},
     wire.UPLOAD: {"round", "copy", "descriptor"},
-    wire.REFUSED: {"reason", "budget", "name", "records", "epsilon", "delta", "adjacency"},
+    wire.COUNTS: {"round"},
+    wire.REFUSED: {"reason", "budget", "name", "records", "held", "epsilon", "delta", "adjacency"},
     wire.UNAVAILABLE: set(),
 }
 """What a reply of each kind may say in plain; all of it is a declared fact, or follows from the ledger's counts."""
@@ -37,7 +38,7 @@ def check_wire(replies: Iterable[bytes], ledger: Path, private: bool = True) -> 
         packet = unpack(reply)
         assert set(packet.facts) <= FACTS[packet.kind], packet.facts
         if packet.tensors:
-            assert packet.kind in (wire.ANSWER, wire.UPLOAD)
+            assert packet.kind in (wire.ANSWER, wire.UPLOAD, wire.COUNTS)
             releases += 1
             if not private:
                 continue

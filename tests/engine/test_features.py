@@ -170,7 +170,7 @@ def test_a_deployed_study_ends_where_its_simulation_ends(own, tmp_path, monkeypa
     with Rig(tmp_path, clients, study, alone.key, alone.noises, everywhere=allowed) as rig:
         state = rig.train()
         seen = [site._seen for site in rig.wires.sites.values()]
-    assert all((one is not None) == kept for one in seen)
+    assert all(bool(one) == kept for one in seen)
     assert torch.equal(state.shown, alone.weights)
     described = rig.ready.about(rig.facts, rig.ready.plan(rig.facts))["model"]
     assert described["features"]["sha256"]

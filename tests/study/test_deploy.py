@@ -266,7 +266,7 @@ def test_own_modules_are_found_where_serve_and_join_were_started(rig: Rig, tmp_p
     found: list[str] = []
     set_up(rig.run, make_study(rig.study), resume=False)
     monkeypatch.chdir("/")
-    monkeypatch.setattr("sordino.study.serve.conduct", lambda folder, transport: found.append(sys.path[0]))
+    monkeypatch.setattr("sordino.study.serve.conduct", lambda folder, transport, do: found.append(sys.path[0]))
     coordinate(None, SimpleNamespace(run_config={"run": str(rig.run)}))
     assert found == [str(tmp_path)], "the coordinator is another process, with another working directory"
 

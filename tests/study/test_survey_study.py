@@ -29,7 +29,7 @@ from sordino.study.folder import SURVEYED
 from sordino.study.run import train
 from sordino.study.site_file import read_site
 from sordino.study.status import look
-from sordino.study.survey.conduct import conduct_survey
+from sordino.study.survey.conduct import ask_survey
 from sordino.study.survey.draft import outwards
 from sordino.study.survey.plan import plan_survey
 from sordino.study.survey.rehearse import rehearse
@@ -55,7 +55,7 @@ def surveyed(place):
         sites = {name: stack.enter_context(read_site(path).open()) for name, path in write_sites(folder).items()}
         wires = Wires(sites)
         set_up(folder / "run", make_study(study(folder)), False, kind=SURVEYED)
-        result = conduct_survey(folder / "run", wires)
+        result = conduct(folder / "run", wires, ask_survey)
     return folder, result, wires.heard
 
 
@@ -207,7 +207,7 @@ def test_surveys_are_refused_when_the_account_cannot_pay_any_more(tmp_path):
         for number in range(4):
             set_up(tmp_path / f"run{number}", asked, False, kind=SURVEYED)
             try:
-                conduct_survey(tmp_path / f"run{number}", Wires(sites))
+                conduct(tmp_path / f"run{number}", Wires(sites), ask_survey)
             except BudgetRefused as error:
                 refused = str(error)
                 break
@@ -231,7 +231,7 @@ def test_one_odd_reply_does_not_stop_the_others(tmp_path):
     with ExitStack() as stack:
         sites = {n: stack.enter_context(read_site(p).open()) for n, p in write_sites(tmp_path).items()}
         set_up(tmp_path / "run", make_study(study(tmp_path)), False, kind=SURVEYED)
-        result = conduct_survey(tmp_path / "run", Wires(sites, fault=fault))
+        result = conduct(tmp_path / "run", Wires(sites, fault=fault), ask_survey)
     assert set(result["refused"]) == {"east", "west"}
     assert set(result["sites"]) <= {"north", "south"}
 
@@ -258,7 +258,7 @@ def test_a_survey_is_taken_up_again_from_what_was_heard(surveyed):
     folder, result, _ = surveyed
     (folder / "run" / "survey.json").unlink()
     nobody = Wires({})
-    assert conduct_survey(folder / "run", nobody) == result
+    assert conduct(folder / "run", nobody, ask_survey) == result
     assert not nobody.heard
 
 

@@ -1,4 +1,4 @@
-"""The commands of a deployment: certify, serve, join, status."""
+"""The commands of a deployment: certify, serve, join, status, evaluate."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Insecure = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
-    for one in (certify, serve, join, status):
+    for one in (certify, serve, join, status, evaluate):
         app.command()(one)
 
 
@@ -142,6 +142,58 @@ def status(
         with Page(folder, page, err_console):
             while True:
                 time.sleep(3600)
+
+
+def evaluate(
+    model: Annotated[Path, typer.Argument(help="A finished run's folder, or a saved run.", show_default=False)],
+    study: Annotated[Path, typer.Argument(help="A study file (TOML): whose records judge it.", show_default=False)],
+    sites: Annotated[bool, typer.Option("--sites", help="Ask the real sites of [deployment], which join.")] = False,
+    keys: Annotated[Path, typer.Option(help="Folder of the keys that `sordino certify` made.")] = Path("keys"),
+    set_: Annotated[list[str], typer.Option("--set", help="Put section.key=value over the study.")] = [],  # noqa: B006
+    out: Annotated[Path | None, typer.Option(help="The folder. Default: runs/NAME-evaluation.")] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on.")] = 9092,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted evaluation.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    insecure: Insecure = False,
+) -> None:
+    """Judge a finished model on held-out records, one paid release a site; writes evaluation.json.
+
+    The clients of the study rehearse it here; with --sites the real ones are asked, who need not have trained it.
+    """
+    from sordino.cli import err_console, out_console
+    from sordino.engine.checkpoint import write_atomic
+    from sordino.engine.federation.certificates import Keys
+    from sordino.study.file import read_study
+    from sordino.study.finished import asked, rehearse, set_up_evaluation
+    from sordino.study.judged import judged_table
+    from sordino.study.result import to_json
+    from sordino.study.run import load
+    from sordino.study.serve import serve as run
+
+    finished = load(model)
+    read = asked(read_study(study, set_), finished)
+    folder = out or Path("runs") / f"{read.study.name}-evaluation"
+    if sites:
+        begin(err_console, insecure)
+        read = set_up_evaluation(read, finished)
+        err_console.print(f"asking at {host}:{port}; sites: {', '.join(read.deployment.sites)}", highlight=False)
+        found = run(read, folder, None if insecure else Keys(keys), host, port, resume, judged=finished)
+    else:
+        found = rehearse(read, finished)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomic(folder / "evaluation.json", to_json(found, indent=1).encode())
+    if as_json:
+        typer.echo(to_json(found, indent=1))
+        return
+    if not found["private"]:
+        out_console.print("[bold red]NOT PRIVATE[/bold red]: no noise was added and no budget protects anybody.")
+    out_console.print(judged_table(found["evaluation"]))
+    if (spent := found["evaluation"][0]["epsilon"]) is not None:
+        out_console.print(f"paid by held-out records: ε at most {spent:.4g}; low and high: 95 % intervals")
+    for name, why in found["refused"].items():
+        out_console.print(f"{name} is not counted: {why}", highlight=False, markup=False)
+    out_console.print(f"evaluation: {folder / 'evaluation.json'}", highlight=False)
 
 
 def _words(text: str) -> list[str]:

@@ -118,6 +118,11 @@ def cells_of(classes: int | None, bins: int) -> Cells:
     return Cells("binary", bins) if classes == 2 else Cells("classes", classes)
 
 
+def parts_of(classes: int | None) -> tuple[str, ...]:
+    """What one evaluation releases: the table, and with classes how many records are right."""
+    return ("scores", "correct") if classes else ("scores",)
+
+
 def judge(
     settings: Evaluation,
     rounds: int,
@@ -134,7 +139,7 @@ def judge(
     if not any(held):
         raise BadInput("[evaluation] needs held-out records, and nobody has any: raise evaluation.share")
     cells = cells_of(classes, settings.bins)
-    parts = ("scores", "correct") if classes else ("scores",)
+    parts = parts_of(classes)
     event = [Event("scores", Sampling.full(), 1.0, settings.times(rounds), b.adjacency) for b in budgets]
     targets = [Budget(b.epsilon * settings.spend, b.delta, b.adjacency) for b in budgets]
     noises = calibrate_events([[one] for one in event], targets) if private else [0.0] * len(budgets)

@@ -19,6 +19,9 @@ from sordino.errors import BadInput
 HELD = " (held out)"
 """What the account of a client's held-out records is called, after the client's own."""
 
+OF_HELD = " of held-out records"
+"""What is added to the name of a release from them, where releases of both parts are listed."""
+
 
 def check_share(share: float, where: str) -> float:
     """The share of the records that are held out, strictly between 0 and 1."""

@@ -7,6 +7,7 @@ keys.json: which key every name belongs to in this run.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import math
@@ -32,7 +33,9 @@ from sordino.methods import Plan, adapt
 from sordino.study.deploy import USUAL, Facts, Served, check_sites, judge_of, prepare
 from sordino.study.deployed import result_of
 from sordino.study.file import Study, make_study
-from sordino.study.folder import SURVEYED, Folder, check_kind, planned
+from sordino.study.folder import EVALUATED, SURVEYED, Folder, check_kind, planned
+from sordino.study.judged import judged_lines
+from sordino.study.prepared import Run
 from sordino.study.result import to_json
 
 log = logging.getLogger("sordino.coordinator")
@@ -40,14 +43,24 @@ log = logging.getLogger("sordino.coordinator")
 Sound = Callable[[Facts], tuple[dict[str, Any], dict[str, str]]]
 """(what sites declare) → those that it can be done with, and why not with the others."""
 
+JUDGED = "judged.safetensors"
+"""The saved run whose model is judged, where nothing is trained."""
+
 BYE = 60.0  # seconds sites have to say what they spent, once a run is over
 
 
-def set_up(folder: Path, study: Study, resume: bool, keys: Path | None = None, kind: str = "deployed run") -> None:
+def set_up(
+    folder: Path,
+    study: Study,
+    resume: bool,
+    keys: Path | None = None,
+    kind: str = "deployed run",
+    judged: Run | None = None,
+) -> None:
     """Write down what a run is to do, after everything was checked that can be checked without the sites.
 
     ``keys``: the folder of the sites' public keys; None believes everybody, for trials and tests. ``kind``: a run, or a
-    survey.
+    survey. ``judged``: a finished run, whose model is to be judged and nothing trained.
     """
     file = folder / "serve.json"
     where = {"keys": None if keys is None else str(keys.resolve()), "path": str(Path.cwd())}
@@ -71,7 +84,9 @@ def set_up(folder: Path, study: Study, resume: bool, keys: Path | None = None, k
         else:
             _check_run(study)
         folder.mkdir(parents=True, exist_ok=True)
-        kept = {"study": table, "run": uuid.uuid4().hex, "kind": kind}
+        kept = {"study": table, "run": uuid.uuid4().hex, "kind": kind if judged is None else EVALUATED}
+        if judged is not None:
+            judged.save(folder / JUDGED)
     write_atomic(file, json.dumps({**kept, **where}, indent=1).encode())
 
 
@@ -84,10 +99,13 @@ def _check_run(study: Study) -> None:
         ready.plan({name: {**USUAL, "adjacency": study.budgets.adjacency} for name in study.deployment.sites})
 
 
-def conduct(folder: Path, transport: Transport) -> dict[str, Any]:
-    """Do what serve.json says, or what is left of it; returns the result. A reason to give up is written to disk."""
+def conduct(folder: Path, transport: Transport, do: Callable[[Path, Transport], dict[str, Any]] | None = None) -> Any:
+    """Do what serve.json says, or what is left of it; returns the result. A reason to give up is written to disk.
+
+    ``do``: something else than a training run: a survey, or the evaluation of a finished model.
+    """
     try:
-        return _conduct(folder, transport)
+        return (do or _conduct)(folder, transport)
     except SordinoError as error:
         write_atomic(folder / "failed.json", to_json({"reason": str(error), "code": error.exit_code}).encode())
         raise
@@ -117,7 +135,8 @@ def _conduct(folder: Path, transport: Transport) -> dict[str, Any]:
     plan = adapt(plan, payable, len(ready.start), study.study.seed)
     state = kept.checkpoint(torch.device("cpu")) or Checkpoint(0, ready.start, ready.shown)
     course, inbox, notice = rounds.Course(plan, ready.layout), Inbox(folder / "inbox"), partial(notice_of, folder)
-    parts = (course, ready.brief, transport, inbox, payable, where.timeout, where.least, notice)
+    judged = agreed.get("evaluations", {})
+    parts = (course, ready.brief, transport, inbox, payable, where.timeout, where.least, notice, judged)
     coordinator = Coordinator(*parts) if charter is None else SharedRounds(*parts, charter=charter)
     judge, began = judge_of(ready), time.monotonic()
     for now in coordinator.run(state):
@@ -126,6 +145,8 @@ def _conduct(folder: Path, transport: Transport) -> dict[str, Any]:
             now.history[-1] |= judge(now.shown)
         kept.keep(now)
         log.info("round %d of %d: %d answers", now.round, plan.schedule.rounds, len(now.history[-1]["participants"]))
+        for line in judged_lines(now.history[-1].get("evaluation", [])):
+            log.info("%s", line)
     if early := rounds.stopped(plan, state.round, state.history):
         log.warning("%s", early["reason"])
     notice_of(folder, {"round": state.round, "phase": "saying goodbye", "asked": list(facts)})
@@ -173,7 +194,8 @@ def enrolment(folder: Path, study: Study, brief: dict[str, Any], transport: Tran
 def _agree(folder: Path, ready: Served, plan: Plan, transport: Transport, charter: Charter | None) -> dict[str, Any]:
     """How many turns every site can pay, and why some refused."""
     notice_of(folder, {"round": 0, "phase": "offer", "asked": [c.name for c in plan.clients]})
-    payable, refused = agree(transport, ready.brief, plan, ready.study.deployment.timeout, charter)
+    found = agree(transport, ready.brief, plan, ready.study.deployment.timeout, charter)
+    payable, refused = found.payable, found.refused
     dry = [name for name, turns in payable.items() if turns == 0 and name not in refused]
     for name, why in refused.items():
         log.warning("%s refused: %s", name, why)
@@ -194,7 +216,7 @@ def _agree(folder: Path, ready: Served, plan: Plan, transport: Transport, charte
     if not any(payable.values()):
         reasons = refused | dict.fromkeys(dry, "its budget pays for no turn")
         raise SordinoError("nobody takes part: " + "; ".join(f"{name}: {why}" for name, why in reasons.items()))
-    return {"payable": payable, "refused": refused}
+    return dataclasses.asdict(found)
 
 
 def notice_of(folder: Path, what: dict[str, Any]) -> None:

@@ -23,13 +23,14 @@ from sordino.data.schema import Schema, parse_schema
 from sordino.errors import BadInput
 from sordino.methods import Plan, Population
 from sordino.methods.auto import MOST
+from sordino.methods.evaluation import Evaluation, Judging, judge
 from sordino.privacy.types import Adjacency, Budget, check_promised
 from sordino.server.facts import Layout
 from sordino.study.features import described
 from sordino.study.file import Study
 from sordino.study.result import to_json
 
-USUAL = {"records": 1_000_000, "epsilon": 1.0, "delta": 1e-6}
+USUAL = {"records": 1_000_000, "held": 100_000, "epsilon": 1.0, "delta": 1e-6}
 """A declaration that every study can be planned for."""
 
 Facts = Mapping[str, Mapping[str, Any]]
@@ -66,7 +67,21 @@ class Served:
         reach = models.reach(self.template, tuple(self.brief["shape"])) if methods.wants_auto(method, given) else 1.0
         learner = methods.Learner(len(self.start), self.brief["classes"], reach, models.weight_size(self.template))
         trust = self.study.trust.chosen()
-        return methods.settle(method, given, sites, learner, seed, noises=noises, trust=trust)
+        plan = methods.settle(method, given, sites, learner, seed, noises=noises, trust=trust)
+        return dataclasses.replace(plan, judging=self.judging(facts, budgets, plan.schedule.rounds, method.private))
+
+    def judging(self, facts: Facts, budgets: Sequence[Budget], rounds: int, private: bool) -> Judging | None:
+        """How a run of so many rounds is evaluated on the sites' held-out records; None where it is not."""
+        settings = Evaluation.parse(self.brief.get("evaluation"))
+        if settings is None:
+            return None
+        held = [int(one.get("held", 0)) for one in facts.values()]
+        if not any(held):
+            raise BadInput(
+                "[evaluation] needs held-out records, and no site has any: sites say data.held_out in SITE.toml, or "
+                "the study does without [evaluation]"
+            )
+        return judge(settings, rounds, self.brief["classes"], held, budgets, private)
 
     def agreed(self, plan: Plan) -> Served:
         """The same with the number of rounds that was settled once it was known who came."""
@@ -110,7 +125,7 @@ class Served:
             "training": {k: v for k, v in dataclasses.asdict(plan.training).items() if k != "augment" or v},
         }
         about |= {"auto": plan.why} if plan.why else {}
-        about |= {"trust": self.brief["trust"]} if "trust" in self.brief else {}
+        about |= {key: self.brief[key] for key in ("trust", "evaluation") if key in self.brief}
         plain: dict[str, Any] = json.loads(to_json(about))
         return plain
 
@@ -161,6 +176,8 @@ def prepare(study: Study, run: str) -> Served:
     trust = study.trust.chosen()
     if trust.shared:
         brief["trust"] = dataclasses.asdict(trust)
+    if study.evaluation is not None:
+        brief["evaluation"] = dataclasses.asdict(study.evaluation.chosen())
     if study.training.augment is not None:
         augment = Augment.parse(study.training.augment)
         augment.check(shape)

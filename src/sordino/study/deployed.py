@@ -12,7 +12,9 @@ from sordino.engine.checkpoint import Checkpoint
 from sordino.methods import Plan
 from sordino.methods.plan import ClientPlan
 from sordino.privacy.accounting import composed_epsilon, replace_one_epsilon
+from sordino.privacy.held import OF_HELD
 from sordino.privacy.trust import Against
+from sordino.privacy.types import Event
 from sordino.study.folder import Folder
 from sordino.study.result import chosen_by, complete
 
@@ -28,11 +30,13 @@ _SPENT = {
 
 """What a site says in the end, and as what."""
 
+_PARTS = ("training_epsilon", "held_epsilon")
+
 
 def result_of(
     folder: Folder, plan: Plan, state: Checkpoint, spent: dict[str, dict[str, Any]], refused: dict[str, str]
 ) -> dict[str, Any]:
-    """The dict of result.json. Metrics on sites' records are null: they were neither released nor charged."""
+    """The dict of result.json. Metrics on sites' records are null but those of ``evaluation``, which were paid for."""
     about = json.loads((folder.path / "study.json").read_text())
     early = rounds.stopped(plan, state.round, state.history)
     nothing = dict.fromkeys(("accuracy", "loss", "psi", "worst_accuracy", "client_accuracy"))
@@ -61,8 +65,9 @@ def privacy_of(plan: Plan, state: Checkpoint, spent: dict[str, dict[str, Any]]) 
     """
     taken = rounds.turns_taken(plan, state.history)
     repeated = sum((Counter(record.get("unopened", {})) for record in state.history), Counter[str]())
+    judged = Counter(name for record in state.history for name in record.get("judged", ()))
     found = []
-    for c, opened in zip(plan.clients, taken.tolist()):
+    for place, (c, opened) in enumerate(zip(plan.clients, taken.tolist())):
         turns = opened + repeated[c.name]  # a sum that was not opened was paid for all the same
         private = plan.method.private
         row: dict[str, Any] = {
@@ -77,7 +82,7 @@ def privacy_of(plan: Plan, state: Checkpoint, spent: dict[str, dict[str, Any]]) 
         if not private:
             row |= dict.fromkeys(("spent_epsilon", "run_epsilon", "replace_one_epsilon"), math.inf) | {"releases": []}
         elif all(isinstance(said.get(key), kind) for key, kind in _SPENT.items()):
-            row |= {key: said[key] for key in _SPENT} | {"told_by": "site"}
+            row |= {key: said[key] for key in (*_SPENT, *_PARTS) if key in said} | {"told_by": "site"}
             row["trust"] = _against(c).and_also(said["against"]).words()
             row["composition"] = str(said.get("composition", "not said"))
         else:
@@ -90,8 +95,20 @@ def privacy_of(plan: Plan, state: Checkpoint, spent: dict[str, dict[str, Any]]) 
             row["releases"] = [
                 {"what": e.what, "rate": e.sampling.rate, "noise": e.noise, "count": e.count} for e in events
             ]
+            if plan.judging is not None and judged[c.name]:
+                _add_held(row, plan.judging.terms[place].event.times(judged[c.name]))
         found.append(row)
     return found
+
+
+def _add_held(row: dict[str, Any], event: Event) -> None:
+    """Beside what training must have cost, what evaluations on held-out records must have: ε is the larger."""
+    cost = float(composed_epsilon([[event]], [row["delta"]])[0])
+    row |= {"training_epsilon": row["spent_epsilon"], "held_epsilon": cost}
+    for key in ("spent_epsilon", "run_epsilon", "own_epsilon"):
+        row[key] = max(row[key], cost)
+    row["replace_one_epsilon"] = max(row["replace_one_epsilon"], float(replace_one_epsilon([event], row["delta"])))
+    row["releases"].append({"what": event.what + OF_HELD, "rate": 1.0, "noise": event.noise, "count": event.count})
 
 
 def _against(client: ClientPlan) -> Against:

@@ -71,8 +71,8 @@ def read_state(path: Path, device: torch.device) -> tuple[Checkpoint, list[str]]
     return state, lines
 
 
-SURVEYED = "survey"
-"""The kind of a folder in which sites were surveyed."""
+SURVEYED, EVALUATED = "survey", "evaluation"
+"""The kinds of folders in which sites were surveyed, or judged a finished model."""
 
 
 def check_kind(path: Path, kind: str) -> None:

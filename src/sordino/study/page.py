@@ -11,6 +11,7 @@ from typing import Any
 from jinja2 import Template
 
 from sordino.errors import BadInput, SordinoError
+from sordino.study.judged import judged_lines
 from sordino.study.result import complete, from_json, read_result, to_json
 from sordino.study.serve import read_rounds
 from sordino.study.status import COLUMNS, _cells, _refusals, _shown, headline, line_of, look
@@ -85,7 +86,7 @@ def page(folder: Path) -> str:
         columns=COLUMNS,
         sites=[_cells(one) for one in seen["sites"]],
         shown=_shown,
-        trust=seen["trust"],
+        trust=[*judged_lines(seen["evaluation"]), *seen["trust"]],
         refusals=_refusals(seen),
         rounds=[line_of(one, seen["rounds"]) for one in seen["last"]],
     )

@@ -30,7 +30,7 @@ from sordino.engine.simulate import Setup
 from sordino.errors import BadInput
 from sordino.methods import Plan
 from sordino.privacy.accounting import composed_epsilon
-from sordino.privacy.held import HELD
+from sordino.privacy.held import HELD, OF_HELD
 from sordino.privacy.ledger import Ledger
 from sordino.privacy.types import Event, Scheme
 
@@ -264,7 +264,7 @@ def _privacy(plan: Plan, state: Checkpoint, book: Ledger | None, run: str) -> li
             one["own_epsilon"] = max(one["own_epsilon"], own[held])
             one |= {"training_epsilon": spent[c.name], "held_epsilon": spent[held]}
             one["releases"] += [
-                {"what": f"{e.what} of held-out records", "rate": 1.0, "noise": e.noise, "count": e.count}
+                {"what": e.what + OF_HELD, "rate": 1.0, "noise": e.noise, "count": e.count}
                 for e in book.run_events(held, run)
             ]
     return promised

@@ -17,8 +17,10 @@ from sordino.engine.federation.link import Link
 from sordino.errors import SordinoError
 from sordino.study.conduct import conduct, set_up
 from sordino.study.file import Study
-from sordino.study.folder import SURVEYED
-from sordino.study.survey.conduct import conduct_survey
+from sordino.study.finished import ask_sites
+from sordino.study.folder import EVALUATED, SURVEYED
+from sordino.study.prepared import Run
+from sordino.study.survey.conduct import ask_survey
 from sordino.study.survey.result import SURVEY
 
 log = logging.getLogger("sordino.serve")
@@ -27,6 +29,9 @@ START = 120.0  # seconds a coordinator has to take up its run
 AWAY = 10.0  # seconds of absence, once it was there, that are a death
 END = 10.0  # seconds a coordinator has to end after it wrote its result
 RESTARTS = 5  # how often a coordinator that died within one round is started again before somebody should look
+
+DONE = {SURVEYED: SURVEY, EVALUATED: "evaluation.json"}
+"""The file that is there when all is done, of what is no training run."""
 
 Watch = Callable[[dict[str, Any]], None]
 """Somebody who is told the record of every round."""
@@ -47,8 +52,8 @@ def coordinate(grid: Any, context: Any) -> None:
             about = json.loads((folder / "serve.json").read_text())
             sys.path.insert(0, about["path"])
             keyring = None if about["keys"] is None else Keyring(Keys(Path(about["keys"])), folder / "keys.json")
-            work = conduct_survey if about.get("kind") == SURVEYED else conduct
-            work(folder, GridTransport(grid, keyring))
+            others = {SURVEYED: ask_survey, EVALUATED: ask_sites}
+            conduct(folder, GridTransport(grid, keyring), others.get(about.get("kind")))
         except Exception:
             logging.getLogger("sordino.coordinator").exception("the coordinator stops")
             raise
@@ -87,9 +92,13 @@ def serve(
     port: int = 9092,
     resume: bool = False,
     watch: Watch = lambda record: None,
+    judged: Run | None = None,
 ) -> dict[str, Any]:
-    """Serve a study until its result is there. ``keys`` None: no TLS, no authentication, for trials only."""
-    set_up(folder, study, resume, None if keys is None else keys.folder)
+    """Serve a study until its result is there. ``keys`` None: no TLS, no authentication, for trials only.
+
+    ``judged``: a finished run, whose model is to be judged and nothing trained.
+    """
+    set_up(folder, study, resume, None if keys is None else keys.folder, judged=judged)
     with _alone(folder, "serve", 5.0), Link(folder, host, port, keys) as link:
         return run_on(link, folder, watch)
 
@@ -100,16 +109,14 @@ def serve_survey(
     """Survey real sites; returns what survey.json says."""
     set_up(folder, study, resume, None if keys is None else keys.folder, SURVEYED)
     with _alone(folder, "serve", 5.0), Link(folder, host, port, keys) as link:
-        return run_on(link, folder, done=SURVEY)
+        return run_on(link, folder)
 
 
-def run_on(link: Link, folder: Path, watch: Watch = lambda record: None, done: str = "result.json") -> dict[str, Any]:
-    """Have a SuperLink's coordinator do the run in ``folder``; starts it again where it dies. Returns the result.
-
-    ``done``: the file that is there when all is done.
-    """
+def run_on(link: Link, folder: Path, watch: Watch = lambda record: None) -> dict[str, Any]:
+    """Have a SuperLink's coordinator do the run in ``folder``; starts it again where it dies. Returns the result."""
     starts, shown, due = 0, 0, 0.0  # due: when a coordinator that is not there has to be started
-    ended, failed = folder / done, folder / "failed.json"
+    kind = json.loads((folder / "serve.json").read_text()).get("kind")
+    ended, failed = folder / DONE.get(kind, "result.json"), folder / "failed.json"
     while not ended.exists():
         if failed.exists():
             said = json.loads(failed.read_text())

@@ -15,6 +15,7 @@ from rich.text import Text
 from sordino.errors import BadInput
 from sordino.privacy.trust import SHARED, Against
 from sordino.study.against import trust_lines
+from sordino.study.judged import judged_line, judged_lines
 from sordino.study.serve import is_locked, read_rounds
 
 COLUMNS = {
@@ -33,16 +34,16 @@ COLUMNS = {
 
 def look(folder: Path) -> dict[str, Any]:
     """The state of the run in a folder: what it is doing, who takes part, what each spent and refused."""
-    names = ("serve", "enrolled", "agreed", "result", "failed", "now")
-    about, enrolled, agreed, result, failed, now = (_read(folder / f"{name}.json") for name in names)
+    names = ("serve", "enrolled", "agreed", "result", "failed", "now", "evaluation")
+    about, enrolled, agreed, result, failed, now, judged = (_read(folder / f"{name}.json") for name in names)
     if not about:
         raise BadInput(f"{folder} holds no deployed run: name the folder that `sordino serve` writes")
     history, study = read_rounds(folder), about["study"]
     spent = {one["client"]: one["spent_epsilon"] for one in result.get("privacy", ())}
     sites = [_site(name, enrolled, agreed, history) for name in study.get("deployment", {}).get("sites", [])]
     surveyed = (folder / "survey.json").exists()
-    if result or surveyed or failed:
-        state = "finished" if result or surveyed else "failed"
+    if result or judged or surveyed or failed:
+        state = "finished" if result or judged or surveyed else "failed"
     elif is_locked(folder, "coordinator"):
         state = "running"
     else:
@@ -59,6 +60,7 @@ def look(folder: Path) -> dict[str, Any]:
         "waiting": time.time() - now["since"] if now and state == "running" else None,
         "sites": [{**one, "spent_epsilon": spent.get(one["site"])} for one in sites],
         "trust": trust_lines([result]) if result else _planned_trust(study.get("trust", {})),
+        "evaluation": next((one["evaluation"] for one in (judged, *reversed(history)) if one.get("evaluation")), []),
         "last": history[-5:],
     }
 
@@ -104,6 +106,7 @@ def line_of(record: dict[str, Any], rounds: int | None) -> str:
     parts = [f"round {record['round']}{of}: {len(record['participants'])} answers"]
     if record.get("central_accuracy") is not None:
         parts.append(f"accuracy {100 * record['central_accuracy']:.1f} % on the server's test records")
+    parts += [judged_line(record["evaluation"])] if record.get("evaluation") else []
     parts += [f"{name} refused: {why}" for name, why in record.get("refused", {}).items()]
     if record.get("repeats"):
         parts.append("repeated without those who were lost")
@@ -131,7 +134,8 @@ def table(seen: dict[str, Any]) -> Group:
         found.add_column(word, justify="left" if word == "site" else "right", no_wrap=True)
     for one in seen["sites"]:
         found.add_row(*(_shown(value) for value in _cells(one).values()))
-    told = [*(Text(line) for line in seen["trust"]), *(Text(line, style="yellow") for line in _refusals(seen))]
+    told = [Text(line) for line in (*judged_lines(seen["evaluation"]), *seen["trust"])]
+    told += [Text(line, style="yellow") for line in _refusals(seen)]
     return Group(Text(headline(seen), style="bold"), found, *told)
 
 

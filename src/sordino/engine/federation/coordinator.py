@@ -10,7 +10,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from sordino.engine.federation import wire
 from sordino.engine.federation.declaration import readable
 from sordino.engine.federation.exchange import Heard, Transport, exchange, offer_of
 from sordino.engine.federation.inbox import Inbox
+from sordino.engine.federation.verdicts import Question, ask_scores
 from sordino.engine.federation.wire import Packet, pack
 from sordino.errors import BadInput
 from sordino.methods import Method
@@ -48,6 +49,8 @@ class Coordinator:
     least: int = 1
     notice: Callable[[dict[str, Any]], None] = lambda what: None
     """Told what is going on: which round, which phase, who is asked."""
+    evaluations: dict[str, int] = field(default_factory=dict)
+    """By site: how many evaluations of the run its held-out records can pay."""
 
     def run(self, state: Checkpoint) -> Iterator[Checkpoint]:
         """The rounds that are left; yields the state after each, to be kept before the next begins.
@@ -63,6 +66,7 @@ class Coordinator:
                 return
             record = self._round(state, number, broke)
             broke |= set(record.get("broke", ()))
+            record |= self._judge(state, record)
             state.round = number
             state.history.append(record | {"accuracy": None, "loss": None, "psi": None})
             keep_best(plan, state)
@@ -113,6 +117,23 @@ class Coordinator:
             record["note"] = f"{len(called.clients)} answers of at least {self.least}: the model stays as it is"
         record |= rounds.moving_clip(plan, called, sent) if uploads else {}
         return record | missing.missing() | ({"cannot_pay": dry} if dry else {})
+
+    def _judge(self, state: Checkpoint, record: dict[str, Any]) -> dict[str, Any]:
+        """What sites' held-out records say of the model after a round, where it is time to ask; else nothing.
+
+        Where clients have models of their own, each judges the one that it makes from the server's weights.
+        """
+        plan, number, history = self.course.plan, int(record["round"]), [*state.history, record]
+        if plan.judging is None or not plan.judging.is_time(number):
+            return {}
+        done = sum("evaluation" in one for one in state.history)
+        broke = {name for one in state.history for name in one.get("not_judged", {}).get("broke", ())}
+        names = [client.name for client in plan.clients]
+        who = [i for i in plan.judging.who if self.evaluations.get(names[i], 0) > done and names[i] not in broke]
+        weights = state.shown if plan.method.local.begin is None else state.weights
+        self.notice({"round": number, "phase": "evaluation", "asked": [names[i] for i in who]})
+        question = Question(weights, number, done + 1, _last_rounds(history))
+        return ask_scores(plan, self.brief, who, question, self.transport, self.seconds, self.inbox).record()
 
     def _left(self, state: Checkpoint, broke: set[str]) -> rounds.Index:
         """How many turns every site can still pay; none where it said that its budget is used up."""

@@ -30,6 +30,7 @@ def check_declaration(facts: Mapping[str, Any], name: str, adjacency: str) -> di
     found = {
         "name": name,
         "records": _whole("records", facts.get("records"), *RECORDS),
+        "held": _whole("held", facts.get("held", 0), 0, RECORDS[1]),
         "epsilon": _number("epsilon", facts.get("epsilon"), *EPSILON, endless=True),
         "delta": _number("delta", facts.get("delta"), *DELTA),
     }
@@ -79,7 +80,19 @@ def check_spent(facts: Mapping[str, Any]) -> dict[str, Any]:
         }
         for one in releases
     ]
+    found |= _check_parts(facts, found["spent_epsilon"])
     return {**found, **_check_trust(facts, found["spent_epsilon"]), "not_private": [readable(one) for one in marks]}
+
+
+def _check_parts(facts: Mapping[str, Any], spent: float) -> dict[str, float]:
+    """What the accounts of training and of held-out records have spent, where a site has both: the larger is its ε."""
+    names = ("training_epsilon", "held_epsilon")
+    if not any(name in facts for name in names):
+        return {}
+    found = {name: _number(name, facts.get(name), 0.0, math.inf, endless=True) for name in names}
+    if not math.isclose(max(found.values()), spent, rel_tol=SLACK):
+        raise BadInput(f"it says that ε = {spent:g} was spent, which is not the larger of {tuple(found.values())}")
+    return found
 
 
 def _check_trust(facts: Mapping[str, Any], spent: float) -> dict[str, Any]:

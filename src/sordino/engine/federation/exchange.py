@@ -32,9 +32,13 @@ ANSWERS = {
     wire.ASK: wire.ANSWER,
     wire.TURN: wire.UPLOAD,
     wire.SURVEY: wire.ANSWER,
+    wire.SCORES: wire.COUNTS,
     wire.BYE: wire.FACTS,
 }
 """Which reply answers which request."""
+
+PLACES = {wire.ASK: ("round", "copy"), wire.TURN: ("round", "copy"), wire.SCORES: ("round",)}
+"""Which facts of a request its reply repeats."""
 
 
 class Transport(Protocol):
@@ -125,7 +129,7 @@ def _check_answers(asked: Packet, packet: Packet) -> None:
     """Refuse a reply to something else than was asked."""
     if packet.kind != ANSWERS[asked.kind]:
         raise BadInput(f"it answered {packet.kind!r} to {asked.kind!r}")
-    for key in ("round", "copy") if asked.kind in (wire.ASK, wire.TURN) else ():
+    for key in PLACES.get(asked.kind, ()):
         if packet.facts.get(key) != asked.facts[key]:
             raise BadInput(f"it answered for {key} {packet.facts.get(key)!r}, not {asked.facts[key]!r}")
 
@@ -165,26 +169,43 @@ def offer_of(client: ClientPlan) -> dict[str, Any]:
     }
 
 
+@dataclass
+class Agreed:
+    """How many turns, and how many evaluations, each site can pay (0 where it refused), and the refusals."""
+
+    payable: dict[str, int]
+    evaluations: dict[str, int]
+    refused: dict[str, str]
+
+
 def agree(
     transport: Transport, brief: dict[str, Any], plan: Plan, seconds: float, charter: Charter | None = None
-) -> tuple[dict[str, int], dict[str, str]]:
-    """Offer every site its plan; how many turns each can pay (0 where it refused), and the refusals.
-
-    ``charter``: how the sites share noise, where they do.
-    """
-    taking = [c for c in plan.clients if c.turns > 0 or any(c.queries)]
-    more = {} if charter is None else {"charter": charter.plain()}
-    requests = [(c.name, pack(Packet(wire.OFFER, {"brief": brief, "offer": offer_of(c), **more}))) for c in taking]
+) -> Agreed:
+    """Offer every site its plan. ``charter``: how the sites share noise, where they do."""
+    trains = [c for c in plan.clients if c.turns > 0 or any(c.queries)]
+    judges = {} if plan.judging is None else {plan.clients[i].name: plan.judging.terms[i] for i in plan.judging.who}
+    names = {c.name for c in trains} | judges.keys()
+    taking = [c for c in plan.clients if c.name in names]
+    requests = []
+    for c in taking:
+        facts: dict[str, Any] = {"brief": brief, "offer": offer_of(c)}
+        facts |= {} if charter is None else {"charter": charter.plain()}
+        facts |= {"judging": wire.terms_to_plain(judges[c.name])} if c.name in judges else {}
+        requests.append((c.name, pack(Packet(wire.OFFER, facts))))
     heard = exchange(transport, requests, seconds)
-    payable, refused = {c.name: 0 for c in taking}, dict(heard.refused)
+    found = Agreed({c.name: 0 for c in trains}, dict.fromkeys(judges, 0), dict(heard.refused))
     for i, packet in heard.replies.items():
-        client = taking[i]
+        client, said = taking[i], packet.facts
         try:
             most = max((client.turns, client.declaration()[1], *client.queries))
-            payable[client.name] = check_payable(packet.facts.get("payable"), most)
+            turns = check_payable(said.get("payable"), most)
+            if client.name in judges and plan.judging is not None:
+                found.evaluations[client.name] = check_payable(said.get("evaluations"), plan.judging.times)
+            found.payable |= {client.name: turns} if client.name in found.payable else {}
         except BadInput as error:
-            refused[client.name] = str(error)
-    return payable, refused | dict.fromkeys(heard.absent, "it did not answer the offer")
+            found.refused[client.name] = str(error)
+    found.refused |= dict.fromkeys(heard.absent, "it did not answer the offer")
+    return found
 
 
 def present(transport: Transport, names: Sequence[str], seconds: float) -> set[str]:

@@ -60,17 +60,25 @@ class Job:
         return self.plan.asks
 
 
+@dataclass(frozen=True)
+class Understood:
+    """A study as this site can do it: method, model and gradient engine, built from what is installed here."""
+
+    method: Method
+    work: Work
+    fixed: nn.Module | None
+    """The model's fixed part, where the features of all records fit memory: computed once then, else at every step."""
+    judged: nn.Module
+    """The model after its fixed part, as it is judged; ``work`` may train something in its place."""
+
+
 def canonical(brief: Any) -> str:
     """A study's brief as text, the same for the same study."""
     return json.dumps(brief, sort_keys=True)
 
 
-def understand(text: str, policy: Policy, declared: Declared, budget: Budget) -> tuple[Method, Work, nn.Module | None]:
-    """Method, model and gradient engine of a study, built from what is installed here; refused by public parameters.
-
-    The last is the model's fixed part, where the features of all records fit memory: they are computed once then, and
-    else at every step.
-    """
+def understand(text: str, policy: Policy, declared: Declared, budget: Budget) -> Understood:
+    """Method, model and gradient engine of a study, built from what is installed here; refused by public parameters."""
     brief = json.loads(text)
     parts = dict(brief["method"])
     method = get(str(parts.pop("name")), parts, policy.modules)
@@ -85,9 +93,12 @@ def understand(text: str, policy: Policy, declared: Declared, budget: Budget) ->
         augment.check(declared.shape)
     copies = 1 if augment is None else augment.copies
     fixed, trained = models.split_fixed(template)
-    if fixed is not None and (augment is not None or declared.records * _size(fixed, declared) > KEPT):
+    if fixed is not None and (
+        augment is not None or (declared.records + declared.held) * _size(fixed, declared) > KEPT
+    ):
         fixed, trained = None, template
     gradients.Alone(template, loss_by_name(loss), copies=copies).check(declared.shape, declared.classes)
+    judged = trained
     if method.local.trains is not None:
         trained, loss = method.local.trains(trained)
     engine = gradients.build(trained, loss, copies=copies)
@@ -96,7 +107,8 @@ def understand(text: str, policy: Policy, declared: Declared, budget: Budget) ->
     check_layout(brief, [[name, list(shape), offset] for name, shape, offset in engine.layout])
     also = tuple(one.question for one in method.ask if one.batch == "step")
     alone = gradients.Alone(trained, loss_by_name(loss), copies=copies)
-    return method, Work(engine, method.clip, method.local, also, alone=alone, augment=augment), fixed
+    work = Work(engine, method.clip, method.local, also, alone=alone, augment=augment)
+    return Understood(method, work, fixed, judged)
 
 
 def _size(fixed: nn.Module, declared: Declared) -> int:

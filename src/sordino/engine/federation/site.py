@@ -6,8 +6,8 @@ The turn itself is ``client.turn.take_turn`` with one row, the very function a s
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,12 @@ from sordino.client.turn import answer, take_turn
 from sordino.engine.devices import threads_for_step
 from sordino.engine.federation import wire
 from sordino.engine.federation.held import parted
-from sordino.engine.federation.job import Job, accept, canonical, safe, understand
+from sordino.engine.federation.job import Job, Understood, accept, canonical, safe, understand
+from sordino.engine.federation.judged import Task, accept_task, check_request, own_weights, verdict
 from sordino.engine.federation.limits import Declared, Policy, Refused
 from sordino.engine.federation.masks import erase_key, keep_key, load_key, signed_key
 from sordino.engine.federation.pact import Member, Pact, check_willing, shared_trust
+from sordino.engine.federation.paid import Till, sealed, told_spent
 from sordino.engine.federation.peers import Peers
 from sordino.engine.federation.policy import check_bounds, check_place
 from sordino.engine.federation.state import LocalState, commitment
@@ -34,7 +36,7 @@ from sordino.engine.federation.taking_part import TakingPart
 from sordino.engine.federation.wire import Packet, pack, unpack, whole
 from sordino.errors import BadInput, BudgetRefused, SordinoError
 from sordino.methods import Method
-from sordino.privacy.gate import Gate, Permit, Terms, key_of
+from sordino.privacy.gate import Gate, Permit, Terms
 from sordino.privacy.generators import Secret, Source, Turn
 from sordino.privacy.held import HELD
 from sordino.privacy.ledger import Commit, Ledger, LedgerPlan
@@ -42,12 +44,6 @@ from sordino.privacy.types import Budget, Release
 from sordino.server.broadcast import Frame, check_broadcast
 
 log = logging.getLogger("sordino.site")
-
-RESENDABLE = 8
-"""How many of a run's newest releases are kept for resending: a server may repeat the round under way.
-
-Half as many under masks, where a message is twice as long.
-"""
 
 
 @dataclass(frozen=True)
@@ -109,7 +105,7 @@ class Site:
         for one in (self.account, self.account + HELD)[: 2 if self.held is not None else 1]:
             if source is not None:
                 ledger.mark_not_private(one, "a generator was injected at the site: a test, not a deployment")
-        self._seen: tuple[nn.Module, Records] | None = None
+        self._seen: list[tuple[nn.Module, Records, Records]] = []
         self._accepted = lru_cache(maxsize=4)(Pact.accept)
         self._understood = lru_cache(maxsize=4)(lambda text: understand(text, self.policy, self.declared, self.budget))
 
@@ -136,6 +132,7 @@ class Site:
             wire.ASK: self._ask,
             wire.TURN: self._turn,
             wire.SURVEY: lambda packet, request: answer_survey(self, packet, request),
+            wire.SCORES: self._scores,
             wire.BYE: self._bye,
         }
         if packet.kind not in doing:
@@ -163,7 +160,7 @@ class Site:
             if "survey" in brief:
                 check_survey(self.policy, brief, self.declared, self.raw, self.budget)
             else:
-                method, _, _ = self._understood(canonical(brief))
+                method = self._understood(canonical(brief)).method
                 trust = shared_trust(brief)
             if trust is not None:
                 peers = check_willing(trust, method, self.policy, self.peers, self.offered.is_public)
@@ -179,7 +176,11 @@ class Site:
         """Declare the plan of a run in the ledger; says how many turns the budget pays."""
         job, payable = self._job(packet)
         log.info("run %s accepted: %d of %d turns can be paid", job.run, payable, job.plan.turns)
-        return pack(Packet(wire.ACCEPTED, {"payable": payable}))
+        found = {"payable": payable}
+        if "judging" in packet.facts:
+            _, task, found["evaluations"] = self._task(packet.facts["brief"], packet.facts["judging"])
+            log.info("run %s: %d of %d evaluations can be paid", job.run, found["evaluations"], task.times)
+        return pack(Packet(wire.ACCEPTED, found))
 
     def _ask(self, packet: Packet, request: str) -> bytes:
         """Answer a question from a batch of its own."""
@@ -196,7 +197,7 @@ class Site:
 
         def work(rows: Rows, permit: Permit, gate: Gate) -> Packet:
             found = answer(job.work, question, rows, start, public, permit, gate)
-            return Packet(wire.ANSWER, _place(packet), _sealed({"answer": found}))
+            return Packet(wire.ANSWER, _place(packet), sealed({"answer": found}))
 
         return self._release(job, packet, request, terms, work)
 
@@ -225,7 +226,7 @@ class Site:
             if job.work.local.begin is not None:
                 own = job.work.local.begin(start.value[None], after.value)[0][0]
                 state.keep_model({slot.name: slot.view(own) for slot in job.work.engine.layout})
-            return Packet(wire.UPLOAD, _place(packet), _sealed(upload.parts))
+            return Packet(wire.UPLOAD, _place(packet), sealed(upload.parts))
 
         return self._release(job, packet, request, replace(job.terms, count=count), work)
 
@@ -239,7 +240,7 @@ class Site:
         def work(rows: Rows, permit: Permit, gate: Gate) -> Packet:
             sent = part.message(rows, start, public, permit, gate, key)
             kind, about = wire.ANSWER if place else wire.UPLOAD, {"descriptor": part.digest}
-            return Packet(kind, _place(packet) | about, _sealed({wire.MASKED: sent}))
+            return Packet(kind, _place(packet) | about, sealed({wire.MASKED: sent}))
 
         return self._release(job, packet, request, part.terms, work, part.digest)
 
@@ -256,79 +257,82 @@ class Site:
         work: Callable[[Rows, Permit, Gate], Packet],
         masks: str = "",
     ) -> bytes:
-        """Stored bytes for a request that was answered before; else charge → draw → store → send (R11).
+        """Pay for a turn or a question, then read its batch; see ``paid``.
 
         ``masks``: the digest that a message is masked under, which is used for one message ever.
         """
         turn = Turn(self.account, whole(packet, "round"), whole(packet, "copy"))
         check_place(self.policy, job.rounds, turn.round, turn.copy, max((job.plan.turns, *job.plan.queries)))
-        private = job.method.private
-        key = key_of(turn, terms, masks)
-        if private:
-            stored = self.ledger.stored(self.account, job.run, key, request)
-            if stored is not None:
-                log.info("%s: sent again as it was", key)
-                return stored
-        self._count(job, terms.what)
-        gate = Gate(self.ledger if private else None, self.source, job.run)
-        permit = gate.grant([turn], [terms], request, masks)
-        try:  # from here on records are read, and what goes wrong is nobody's business
+
+        def make(permit: Permit, gate: Gate) -> Packet:
             batches = self.source.batches(turn, terms.what, terms.sampling, self.declared.records, terms.count)
             with threads_for_step(job.work.engine.dimension, terms.divisor):
-                reply = pack(work(Rows([turn], [batches], self._records_for(job)), permit, gate))
-        except Exception:
-            log.exception("%s failed after it was charged; the server is told 'unavailable'", key)
-            return wire.unavailable()
-        if private:
-            self.ledger.store(self.account, job.run, key, request, reply)
-            self.ledger.forget(self.account, job.run, keep=RESENDABLE // 2 if masks else RESENDABLE)
-        log.info("%s: released", key)
-        return reply
+                return work(Rows([turn], [batches], self._mapped(job.fixed, self.records)), permit, gate)
 
-    def _records_for(self, job: Job) -> Records:
-        """The records as the run's first trained layer sees them: each mapped by itself, once for all turns."""
-        if job.fixed is None:
-            return self.records
-        if self._seen is None or self._seen[0] is not job.fixed:
-            self._seen = job.fixed, seen_alone(job.fixed, self.records)
-        return self._seen[1]
+        return self._till(job.run, job.method, self.policy.rounds).release(turn, terms, request, make, masks)
 
-    def _count(self, job: Job, what: str) -> None:
-        """Refuse a turn beyond the most that a run may have here, of any length; note it where nothing is charged."""
-        private = job.method.private
-        so_far = (self.ledger.charges if private else self.ledger.unprotected)(self.account, job.run, what)
-        most = self.policy.rounds
-        if so_far >= most:
-            raise Refused(f"{what!r} was released {so_far} times in this run: this site allows {most} turns")
+    def _till(self, run: str, method: Method, most: int, suffix: str = "") -> Till:
+        """Where a run pays: for training records, or with the suffix ``HELD`` for held-out ones."""
+        return Till(self.ledger, self.source, self.account + suffix, run, method.private, most)
+
+    def _mapped(self, fixed: nn.Module | None, records: Records) -> Records:
+        """Records as a run's first trained layer sees them: each mapped by itself, once for all turns."""
+        if fixed is None:
+            return records
+        for by, of, found in self._seen:
+            if by is fixed and of is records:
+                return found
+        found = seen_alone(fixed, records)
+        self._seen = [(fixed, records, found), *self._seen[: 1 if self.held is not None else 0]]
+        return found
+
+    def _scores(self, packet: Packet, request: str) -> bytes:
+        """Judge a model on the held-out records, and on no others: counts with noise, paid by their own account."""
+        brief = packet.facts["brief"]
+        understood, task, _ = self._task(brief, packet.facts["terms"])
+        weights = check_request(packet, understood)
+        number, since = whole(packet, "round"), whole(packet, "since")
+        task.check_round(number, since)
+        turn = Turn(self.account + HELD, number)
+
+        def make(permit: Permit, gate: Gate) -> Packet:
+            assert self.held is not None  # or the task was refused
+            shown = own_weights(understood, weights, self.folder / "runs" / task.run, number, since)
+            records = self._mapped(understood.fixed, self.held)
+            found = verdict(understood, shown, records, task, permit, gate)
+            return Packet(wire.COUNTS, {"round": number}, sealed(found))
+
+        till = self._till(task.run, understood.method, min(task.times, self.policy.rounds), HELD)
+        return till.release(turn, task.terms, request, make)
+
+    def _task(self, brief: dict[str, Any], terms: dict[str, Any]) -> tuple[Understood, Task, int]:
+        """The evaluations of a run, checked and declared to the held-out account; how many of them it can pay."""
+        understood = self._understood(canonical(brief))
+        private = understood.method.private
+        task = accept_task(brief, terms, self.policy, self.declared, self.offered, private)
         if not private:
-            self.ledger.record_unprotected(self.account, job.run, what)
+            why = f"run {task.run} used {understood.method.name}, which adds no noise"
+            self.ledger.mark_not_private(self.account + HELD, why)
+            return understood, task, task.times
+        plan = task.declaration(self.account + HELD)
+        return understood, task, self.ledger.declare([plan], self.policy.run_epsilon)[plan.client]
 
     def _bye(self, packet: Packet, request: str) -> bytes:
         """The run is over: what it did not use is free again. Says what this site has spent, by public counts."""
         run = safe(str(packet.facts["run"]))
-        runs = {standing.plan.run for standing in self.ledger.standings(self.account)}
         LocalState(self.folder / "runs" / run, (), 0).forget()
         erase_key(self._key_file(run))
         self._accepted.cache_clear()  # it holds the key too
-        if run not in runs:
+        own = [self.account, *([] if self.held is None else [self.account + HELD])]
+        declared = [one for one in own if any(standing.plan.run == run for standing in self.ledger.standings(one))]
+        if not declared:
             return pack(Packet(wire.FACTS, {"name": self.name}))
-        self.ledger.close_plan(self.account, run)
-        self.ledger.forget(self.account, run)
-        releases = [
-            {"what": e.what, "rate": e.sampling.rate, "noise": e.noise, "count": e.count}
-            for e in self.ledger.run_events(self.account, run)
-        ]
-        spent = {
-            "spent_epsilon": self.ledger.epsilon([self.account])[self.account],
-            "run_epsilon": self.ledger.epsilon([self.account], run)[self.account],
-            "replace_one_epsilon": self.ledger.replace_one_epsilon(self.account),
-            "own_epsilon": self.ledger.own_epsilon([self.account])[self.account],
-            "against": asdict(self.ledger.against(self.account)),
-            "composition": self.ledger.composition(self.account),
-            "not_private": list(self.ledger.account(self.account).not_private),
-        }
+        for one in declared:
+            self.ledger.close_plan(one, run)
+            self.ledger.forget(one, run)
+        spent = told_spent(self.ledger, run, *own)
         log.info("run %s is over: ε %.4g of %g spent", run, spent["spent_epsilon"], self.budget.epsilon)
-        return pack(Packet(wire.FACTS, {"name": self.name, "releases": releases, **spent}))
+        return pack(Packet(wire.FACTS, {"name": self.name, **spent}))
 
     def _inputs(self, job: Job, packet: Packet) -> tuple[dict[str, Any], Release]:
         """The broadcast and the weights, checked for their kind; weights may be any float32 numbers."""
@@ -346,7 +350,8 @@ class Site:
     def _job(self, packet: Packet) -> tuple[Job, int]:
         """The run behind a request, checked against the policy and declared in the ledger; turns it can pay."""
         brief, offer = packet.facts["brief"], packet.facts["offer"]
-        method, work, fixed = self._understood(canonical(brief))
+        understood = self._understood(canonical(brief))
+        method, work = understood.method, understood.work
         plan = accept(self.name, offer, method, self.policy, self.declared, self.offered)
         pact = self._pact(packet, method)
         if pact is not None:
@@ -354,7 +359,7 @@ class Site:
             terms, *asks = pact.told([plan.terms, *plan.asks], widths)
             plan = replace(plan, terms=terms, asks=tuple(asks))
             pact.check_offer([terms, *asks])
-        job = Job(safe(str(brief["run"])), method, work, plan, int(brief["rounds"]), fixed, pact)
+        job = Job(safe(str(brief["run"])), method, work, plan, int(brief["rounds"]), understood.fixed, pact)
         if not method.private:
             self.ledger.mark_not_private(self.account, f"run {job.run} used {method.name}, which adds no noise")
             return job, plan.turns
@@ -376,14 +381,6 @@ class Site:
             raise Refused("this site has no key of this run, or not any more: begin a new run") from None
         own = Member(self.name, self.declared.records, public, key)
         return self._accepted(canonical(packet.facts["charter"]), canonical(brief), own, peers)
-
-
-def _sealed(parts: Mapping[str, Release]) -> dict[str, Tensor]:
-    """The values of releases, the only thing that a reply is made of."""
-    for name, one in parts.items():
-        if not isinstance(one, Release):
-            raise TypeError(f"{name!r} did not pass the gate")
-    return {name: one.value for name, one in parts.items()}
 
 
 def _place(packet: Packet) -> dict[str, Any]:

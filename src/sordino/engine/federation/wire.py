@@ -25,11 +25,12 @@ from sordino.privacy.types import Adjacency, Sampling, Scheme
 
 VERSION = 1
 
-WHO, HELLO, OFFER, ASK, TURN, SURVEY, BYE = "who", "hello", "offer", "ask", "turn", "survey", "bye"
+WHO, HELLO, OFFER, ASK, TURN, BYE = "who", "hello", "offer", "ask", "turn", "bye"
+SURVEY, SCORES = "survey", "scores"
 """Requests: what is your name? – would this study suit you? – would you do this much of it? – answer a question –
-take a turn – what do your columns hold? – the run is over."""
+take a turn – the run is over; of held-out records: what do your columns hold? – judge this model."""
 
-FACTS, ACCEPTED, ANSWER, UPLOAD = "facts", "accepted", "answer", "upload"
+FACTS, ACCEPTED, ANSWER, UPLOAD, COUNTS = "facts", "accepted", "answer", "upload", "counts"
 REFUSED, UNAVAILABLE = "refused", "unavailable"
 """Replies. ``unavailable`` says nothing else: whatever it hides may depend on records."""
 

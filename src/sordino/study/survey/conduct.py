@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sordino.engine.checkpoint import write_atomic
 from sordino.engine.federation import wire
 from sordino.engine.federation.exchange import Transport, exchange
 from sordino.engine.federation.inbox import Inbox
@@ -26,23 +25,14 @@ from sordino.errors import BadInput, BudgetRefused, SordinoError
 from sordino.privacy.types import Budget
 from sordino.study.conduct import enrolment, notice_of, settled
 from sordino.study.file import Study, make_study
-from sordino.study.result import to_json
 from sordino.study.survey.plan import PART, SurveyPlan, plan_survey
 from sordino.study.survey.result import made, write
 
 log = logging.getLogger("sordino.coordinator")
 
 
-def conduct_survey(folder: Path, transport: Transport) -> dict[str, Any]:
-    """Do what serve.json says, or what is left of it; returns what survey.json says."""
-    try:
-        return _conduct(folder, transport)
-    except SordinoError as error:
-        write_atomic(folder / "failed.json", to_json({"reason": str(error), "code": error.exit_code}).encode())
-        raise
-
-
-def _conduct(folder: Path, transport: Transport) -> dict[str, Any]:
+def ask_survey(folder: Path, transport: Transport) -> dict[str, Any]:
+    """Do what serve.json says of a survey, or what is left of it; returns what survey.json says."""
     about = json.loads((folder / "serve.json").read_text())
     study = make_study(about["study"])
     brief = brief_of(study, str(about["run"]))
