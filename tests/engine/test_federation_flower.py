@@ -91,7 +91,7 @@ def test_secret_generators_train_a_sensible_model(network: Network, five):
     [
         ("dp-fedavg", {}),
         ("robust-hdp", {}),
-        ("fedfdp", {}),
+        pytest.param("fedfdp", {}, marks=pytest.mark.slow),  # its questions are adaptdp's, over the same wire
         ("adaptdp", {}),
         ("dp-fedavg", {"noise": "shared", "colluders": 1}),
         pytest.param("adaptdp", {"noise": "shared", "dropouts": 1}, marks=pytest.mark.slow),

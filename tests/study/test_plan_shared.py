@@ -298,9 +298,11 @@ def test_sliders_have_names_and_values_for_those_who_hear_the_page(desk):
     "view",
     [
         lambda: plan("fedfdp", {"noise": "shared", "colluders": 9}, epsilons=(1.0, 2.0, math.inf, 4.0, 1.0)),
-        lambda: plan("unbiased", {"noise": "shared"}, select=5),
-        lambda: plan("minimum-epsilon"),
-        lambda: plan("dp-fedavg", {"noise": "shared", "colluders": 1, "dropouts": 2}),
+        pytest.param(lambda: plan("unbiased", {"noise": "shared"}, select=5), marks=pytest.mark.slow),
+        pytest.param(lambda: plan("minimum-epsilon"), marks=pytest.mark.slow),
+        pytest.param(
+            lambda: plan("dp-fedavg", {"noise": "shared", "colluders": 1, "dropouts": 2}), marks=pytest.mark.slow
+        ),
     ],
 )
 def test_other_methods_open_in_silence_and_agree_too(browser, tmp_path, view):

@@ -137,7 +137,7 @@ def test_given_again_it_charges_nothing_and_says_the_same(tuned):
     assert again.result == done.result
 
 
-@pytest.mark.parametrize("at", [1, 6])
+@pytest.mark.parametrize("at", [pytest.param(1, marks=pytest.mark.slow), 6])
 def test_a_search_that_is_interrupted_goes_on_without_paying_twice(tuned, tmp_path, at):
     made, whole, done = tuned
     rounds = []
