@@ -237,6 +237,18 @@ def test_what_a_seed_decides_does_not_split_a_method():
     assert [(group.label, len(group.runs)) for group in grouped(results)] == [("dp-fedavg", 2)]
 
 
+def test_what_was_chosen_automatically_does_not_split_a_method_nor_its_label():
+    """Steps follow from sizes and noise, so they differ by seed, and where noise is shared."""
+    study = {"training": {"lr": 1.0, "rounds": 200, "clip": 1.0}, "auto": ["lr 1: no noise", "rounds 200: enough"]}
+    other = {**study, "training": {"lr": 2.0, "rounds": 250, "clip": 1.0}, "auto": ["lr 2: less", "rounds 250: more"]}
+    shared = {**other, "trust": {"noise": "shared", "colluders": 6}}
+    runs = [{"method": "auto", "seed": seed, "study": one} for seed, one in enumerate((study, other, shared))]
+    labels = [(group.label, len(group.runs)) for group in grouped(runs)]
+    assert labels == [("auto", 2), ("auto with shared noise (6 conspiring)", 1)]
+    by_hand = [{**one, "study": {"training": one["study"]["training"]}} for one in runs[:2]]
+    assert [group.label for group in grouped(by_hand)] == ["auto lr=1.0 rounds=200", "auto lr=2.0 rounds=250"]
+
+
 def test_seeds_that_charged_differently_have_their_own_client_tables():
     results = fixture.comparison(("dp-fedavg",), (0, 1, 2))
     results[1] = with_privacy(results[1], epsilon=7.0)

@@ -250,11 +250,17 @@ def _check(result: Any, place: int) -> None:
 
 
 def _settings(study: Mapping[str, Any]) -> dict[str, str]:
-    """The study without what a seed decides: seeds at any depth, and the lists of sizes and budgets drawn with them."""
+    """The study without what a seed decides: seeds at any depth, and the lists of sizes and budgets drawn with them.
+
+    What was chosen automatically follows from those, so it does not tell runs apart either.
+    """
+    chosen = {line.split()[0] for line in study.get("auto") or () if line.split()}
+    chosen |= {"evaluate"} if chosen else set()
 
     def drawn(key: str, value: str) -> bool:
         path = key.split(".")
-        return bool(SEEDED & set(path)) or (path[-1] in ("sizes", "budgets") and value.startswith("["))
+        automatic = key == "auto" or (path[0] == "training" and path[-1] in chosen)
+        return automatic or bool(SEEDED & set(path)) or (path[-1] in ("sizes", "budgets") and value.startswith("["))
 
     told = {key: value for key, value in flat(study).items() if not drawn(key, value) and not key.startswith("trust.")}
     return {**told, "trust": _trust(study.get("trust") or {})}
