@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -241,3 +242,17 @@ def test_what_cannot_be_tried_with_sites_is_refused_before_they_are_asked(client
     ):
         with pytest.raises(BadInput, match=words):
             check_search(make_study(study_of(clients, **more)))
+
+
+@pytest.mark.parametrize("rounds", [2, pytest.param("auto", marks=pytest.mark.slow)])
+def test_public_records_and_settings_that_are_chosen_automatically_go_with_it(tmp_path, rounds):
+    digits = sd.data.load("digits", records=600).partition("iid", clients=3, seed=1)
+    clients = digits.with_budgets([2.0, 4.0, math.inf], DELTA)
+    study = study_of(clients, tune={"training.lr": [0.3, "auto"]})
+    study["study"]["rounds"] = rounds
+    with Rig(tmp_path / "sites", clients, study) as rig:
+        result = conduct(begin(tmp_path / "out", study), rig.wires, tune_sites)
+    assert [one["spent_epsilon"] <= one["epsilon"] for one in result["privacy"]] == [True] * 3
+    assert [one["training_epsilon"] for one in result["privacy"]][2] == math.inf
+    assert read_result(tmp_path / "out" / "result.json") == result
+    assert all(one["estimate"] is not None for one in result["tuned"]["tried"])
