@@ -276,6 +276,8 @@ def tune(
     folder = out or Path("runs") / f"{read.study.name}-tune"
     if not read.tune:
         raise BadInput("this study has no [tune]: add one, such as \"training.lr\" = [0.1, 0.3], or use 'sordino run'")
+    if resume and not sites:
+        raise BadInput("--resume goes with --sites: a simulation goes on when the same command is given again")
     if sites:
         if ledger is not None:
             raise BadInput("--ledger does not go with --sites: every site pays from a ledger of its own")

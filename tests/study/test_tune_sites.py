@@ -256,3 +256,20 @@ def test_public_records_and_settings_that_are_chosen_automatically_go_with_it(tm
     assert [one["training_epsilon"] for one in result["privacy"]][2] == math.inf
     assert read_result(tmp_path / "out" / "result.json") == result
     assert all(one["estimate"] is not None for one in result["tuned"]["tried"])
+
+
+def test_the_command_refuses_what_does_not_go_with_sites(clients, tmp_path, in_folder):
+    lines = []
+    for section, values in study_of(clients).items():
+        lines.append(f"[{section}]")
+        lines += [f"{json.dumps(key)} = {json.dumps(value)}" for key, value in values.items()]
+    (tmp_path / "study.toml").write_text("\n".join(lines))
+    for words, why in (
+        (("--sites", "--ledger", "all.db"), "a ledger of its own"),
+        (("--resume",), "--resume goes with --sites"),
+        (("--sites", "--set", "method.name=fedavg"), "not private"),
+    ):
+        code, _, err = in_folder("tune", "study.toml", *words)
+        assert code == 2
+        assert why in err
+    assert not (tmp_path / "runs").exists()
