@@ -250,7 +250,7 @@ def tune(
     ledger: Annotated[Path | None, typer.Option(help="A ledger that is cumulative over runs.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     sites: Annotated[
-        bool, typer.Option("--sites", help="Train with the real sites of [deployment], which join.")
+        bool, typer.Option("--sites", help="Train with the real sites of \\[deployment], which join.")
     ] = False,
     keys: Annotated[Path, typer.Option(help="Folder of the keys that `sordino certify` made.")] = Path("keys"),
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",

@@ -68,7 +68,7 @@ def certify(
 
 
 def serve(
-    study: Annotated[Path, typer.Argument(help="A study file (TOML) with a [deployment] table.", show_default=False)],
+    study: Annotated[Path, typer.Argument(help="A study file (TOML) with a \\[deployment] table.", show_default=False)],
     keys: Annotated[Path, typer.Option(help="Folder of the keys that `sordino certify` made.")] = Path("keys"),
     set_: Annotated[list[str], typer.Option("--set", help="Put section.key=value over the study.")] = [],  # noqa: B006
     out: Annotated[Path | None, typer.Option(help="The run folder. Default: runs/NAME.")] = None,
@@ -148,7 +148,7 @@ def status(
 def evaluate(
     model: Annotated[Path, typer.Argument(help="A finished run's folder, or a saved run.", show_default=False)],
     study: Annotated[Path, typer.Argument(help="A study file (TOML): whose records judge it.", show_default=False)],
-    sites: Annotated[bool, typer.Option("--sites", help="Ask the real sites of [deployment], which join.")] = False,
+    sites: Annotated[bool, typer.Option("--sites", help="Ask the real sites of \\[deployment], which join.")] = False,
     keys: Annotated[Path, typer.Option(help="Folder of the keys that `sordino certify` made.")] = Path("keys"),
     set_: Annotated[list[str], typer.Option("--set", help="Put section.key=value over the study.")] = [],  # noqa: B006
     out: Annotated[Path | None, typer.Option(help="The folder. Default: runs/NAME-evaluation.")] = None,
