@@ -181,6 +181,26 @@ def test_a_coordinator_that_dies_is_taken_up_again_and_nobody_pays_twice(clients
     assert result["tuned"]["tried"][0]["estimate"] is not None
 
 
+def test_a_coordinator_that_dies_between_offers_makes_the_same_ones_again(clients, tmp_path):
+    study, offers = study_of(clients), []
+
+    def dies(name: str, data: bytes, reply: bytes) -> bytes:
+        offers.extend([data] if unpack(data).kind == wire.OFFER else [])
+        if len(offers) == 4:
+            raise KeyboardInterrupt
+        return reply
+
+    with Rig(tmp_path / "sites", clients, study) as rig:
+        rig.wires.fault = dies
+        with pytest.raises(KeyboardInterrupt):
+            conduct(begin(tmp_path / "out", study), rig.wires, tune_sites)
+        result = conduct(begin(tmp_path / "out", study, resume=True), rig.wires, tune_sites)
+        runs = {s.plan.run for site in rig.wires.sites.values() for s in site.ledger.standings(site.account)}
+    assert offers[4:8] == offers[:4]
+    assert len(runs) == 2
+    assert all(0.99 * budget < one["spent_epsilon"] <= budget for one, budget in zip(result["privacy"], EPSILONS))
+
+
 def test_who_cannot_pay_for_all_of_it_stops_it_before_anybody_is_charged(clients, tmp_path):
     study = study_of(clients)
     with Rig(tmp_path / "sites", clients, study) as rig:
