@@ -249,10 +249,19 @@ def tune(
     out: Annotated[Path | None, typer.Option(help="Folder of the search. Default: runs/NAME-tune.")] = None,
     ledger: Annotated[Path | None, typer.Option(help="A ledger that is cumulative over runs.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    sites: Annotated[
+        bool, typer.Option("--sites", help="Train with the real sites of \\[deployment], which join.")
+    ] = False,
+    keys: Annotated[Path, typer.Option(help="Folder of the keys that `sordino certify` made.")] = Path("keys"),
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on.")] = 9092,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted search with sites.")] = False,
+    insecure: federation.Insecure = False,
 ) -> None:
     """Try the settings of a \\[tune] under one budget and keep the best by paid evaluation; all of it is charged.
 
-    A simulation. Interrupted: give the same command again, and nothing is paid twice.
+    A simulation, or with --sites the real thing. Interrupted: give the same command again (with --sites and --resume),
+    and nothing is paid twice.
     """
     from sordino.privacy.ledger_format import check_path
     from sordino.privacy.statement import epsilon_in_words
@@ -267,17 +276,24 @@ def tune(
     folder = out or Path("runs") / f"{read.study.name}-tune"
     if not read.tune:
         raise BadInput("this study has no [tune]: add one, such as \"training.lr\" = [0.1, 0.3], or use 'sordino run'")
-    if ledger is not None:
-        check_path(ledger.resolve(), readonly=False)
-    with Live(err_console, _state["quiet"] or as_json) as live:
-        done = run_all(read, folder, ledger, live.watch)
-    tuned, privacy = done.result["tuned"], done.result["privacy"]
+    if resume and not sites:
+        raise BadInput("--resume goes with --sites: a simulation goes on when the same command is given again")
+    if sites:
+        if ledger is not None:
+            raise BadInput("--ledger does not go with --sites: every site pays from a ledger of its own")
+        result = federation.tune_with_sites(read, folder, keys, host, port, resume, insecure)
+    else:
+        if ledger is not None:
+            check_path(ledger.resolve(), readonly=False)
+        with Live(err_console, _state["quiet"] or as_json) as live:
+            result = run_all(read, folder, ledger, live.watch).result
+    tuned, privacy = result["tuned"], result["privacy"]
     if as_json:
         typer.echo(to_json({**tuned, "privacy": privacy}, indent=1))
         return
-    out_console.print(search_table(done.result))
+    out_console.print(search_table(result))
     _say(escape(in_words(tuned)))
-    if not told_apart(done.result):
+    if not told_apart(result):
         _say("the winner's interval overlaps others': chance may have chosen it; fewer settings are told apart better")
     table = _table("client", "ε of everything", "of", "training", "held-out")
     for one in privacy:
@@ -285,7 +301,7 @@ def tune(
         table.add_row(one["client"], *("–" if value is None else epsilon_in_words(value) for value in figures))
     out_console.print(table)
     _say(f"result: {folder / 'result.json'}")
-    _report([done.result], folder / "report.html")
+    _report([result], folder / "report.html")
 
 
 @app.command()

@@ -6,11 +6,14 @@ import logging
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from sordino.errors import BadInput, BudgetRefused
+
+if TYPE_CHECKING:
+    from sordino.study.file import Study
 
 Insecure = Annotated[
     bool, typer.Option("--insecure", help="No TLS and no authentication: for a trial on one machine only.")
@@ -65,7 +68,7 @@ def certify(
 
 
 def serve(
-    study: Annotated[Path, typer.Argument(help="A study file (TOML) with a [deployment] table.", show_default=False)],
+    study: Annotated[Path, typer.Argument(help="A study file (TOML) with a \\[deployment] table.", show_default=False)],
     keys: Annotated[Path, typer.Option(help="Folder of the keys that `sordino certify` made.")] = Path("keys"),
     set_: Annotated[list[str], typer.Option("--set", help="Put section.key=value over the study.")] = [],  # noqa: B006
     out: Annotated[Path | None, typer.Option(help="The run folder. Default: runs/NAME.")] = None,
@@ -86,9 +89,7 @@ def serve(
     begin(err_console, insecure)
     read = read_study(study, set_)
     if read.tune:
-        raise BadInput(
-            "a [tune] is tried in simulation only so far: rehearse it, then serve the study with what it chose"
-        )
+        raise BadInput("this study has a [tune]: 'sordino tune --sites' tries its settings under the sites' budgets")
     folder = out or Path("runs") / read.study.name
 
     def watch(record: dict[str, Any]) -> None:
@@ -147,7 +148,7 @@ def status(
 def evaluate(
     model: Annotated[Path, typer.Argument(help="A finished run's folder, or a saved run.", show_default=False)],
     study: Annotated[Path, typer.Argument(help="A study file (TOML): whose records judge it.", show_default=False)],
-    sites: Annotated[bool, typer.Option("--sites", help="Ask the real sites of [deployment], which join.")] = False,
+    sites: Annotated[bool, typer.Option("--sites", help="Ask the real sites of \\[deployment], which join.")] = False,
     keys: Annotated[Path, typer.Option(help="Folder of the keys that `sordino certify` made.")] = Path("keys"),
     set_: Annotated[list[str], typer.Option("--set", help="Put section.key=value over the study.")] = [],  # noqa: B006
     out: Annotated[Path | None, typer.Option(help="The folder. Default: runs/NAME-evaluation.")] = None,
@@ -194,6 +195,27 @@ def evaluate(
     for name, why in found["refused"].items():
         out_console.print(f"{name} is not counted: {why}", highlight=False, markup=False)
     out_console.print(f"evaluation: {folder / 'evaluation.json'}", highlight=False)
+
+
+def tune_with_sites(
+    read: Study, folder: Path, keys: Path, host: str, port: int, resume: bool, insecure: bool
+) -> dict[str, Any]:
+    """Serve a search (`sordino tune --sites`) and say how it goes; returns its result."""
+    from sordino.cli import err_console
+    from sordino.engine.federation.certificates import Keys
+    from sordino.study.serve import serve_tune
+    from sordino.study.status import line_of
+
+    begun = 0
+
+    def watch(record: dict[str, Any]) -> None:
+        nonlocal begun
+        begun += record["round"] == 1
+        err_console.print(f"setting {begun}, {line_of(record, None)}", highlight=False, markup=False)
+
+    begin(err_console, insecure)
+    err_console.print(f"tuning {read.study.name} at {host}:{port}; sites: {', '.join(read.deployment.sites)}")
+    return serve_tune(read, folder, None if insecure else Keys(keys), host, port, resume, watch)
 
 
 def _words(text: str) -> list[str]:

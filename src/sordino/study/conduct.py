@@ -33,7 +33,7 @@ from sordino.methods import Plan, adapt
 from sordino.study.deploy import USUAL, Facts, Served, check_sites, judge_of, prepare
 from sordino.study.deployed import result_of
 from sordino.study.file import Study, make_study
-from sordino.study.folder import EVALUATED, SURVEYED, Folder, check_kind, planned
+from sordino.study.folder import EVALUATED, SURVEYED, TUNED, Folder, check_kind, planned
 from sordino.study.judged import judged_lines
 from sordino.study.prepared import Run
 from sordino.study.result import to_json
@@ -59,14 +59,14 @@ def set_up(
 ) -> None:
     """Write down what a run is to do, after everything was checked that can be checked without the sites.
 
-    ``keys``: the folder of the sites' public keys; None believes everybody, for trials and tests. ``kind``: a run, or a
-    survey. ``judged``: a finished run, whose model is to be judged and nothing trained.
+    ``keys``: the folder of the sites' public keys; None believes everybody, for trials and tests. ``kind``: a run, a
+    survey, or a search. ``judged``: a finished run, whose model is to be judged and nothing trained.
     """
     file = folder / "serve.json"
     where = {"keys": None if keys is None else str(keys.resolve()), "path": str(Path.cwd())}
     if study.deployment.test is not None:  # the coordinator works in another folder
         study.deployment.test = str(Path(study.deployment.test).resolve())
-    table = json.loads(study.model_dump_json(by_alias=True, exclude_none=True, exclude_defaults=True))
+    table = table_of(study)
     if file.exists():
         kept = json.loads(file.read_text())
         if not resume:
@@ -81,8 +81,8 @@ def set_up(
         check_sites(study)
         if kind == SURVEYED:
             study.survey.asked()
-        else:
-            _check_run(study)
+        elif kind != TUNED:  # its candidates are checked one by one
+            check_run(study)
         folder.mkdir(parents=True, exist_ok=True)
         kept = {"study": table, "run": uuid.uuid4().hex, "kind": kind if judged is None else EVALUATED}
         if judged is not None:
@@ -90,7 +90,13 @@ def set_up(
     write_atomic(file, json.dumps({**kept, **where}, indent=1).encode())
 
 
-def _check_run(study: Study) -> None:
+def table_of(study: Study) -> dict[str, Any]:
+    """A study as plain values, of which ``make_study`` makes the same again."""
+    table: dict[str, Any] = json.loads(study.model_dump_json(by_alias=True, exclude_none=True, exclude_defaults=True))
+    return table
+
+
+def check_run(study: Study) -> None:
     """Refuse a study that cannot be trained with sites, whoever comes."""
     check_deployable(study.chosen_method())
     ready = prepare(study, "")
@@ -105,24 +111,20 @@ def conduct(folder: Path, transport: Transport, do: Callable[[Path, Transport], 
     ``do``: something else than a training run: a survey, or the evaluation of a finished model.
     """
     try:
-        return (do or _conduct)(folder, transport)
+        return (do or conduct_run)(folder, transport)
     except SordinoError as error:
         write_atomic(folder / "failed.json", to_json({"reason": str(error), "code": error.exit_code}).encode())
         raise
 
 
-def _conduct(folder: Path, transport: Transport) -> dict[str, Any]:
+def conduct_run(folder: Path, transport: Transport) -> dict[str, Any]:
+    """Train the run that serve.json describes, from wherever it stands, to its result."""
     about = json.loads((folder / "serve.json").read_text())
     study, run = make_study(about["study"]), str(about["run"])
     where, ready = study.deployment, prepare(study, run)
     enrolled = settled(folder / "enrolled.json", lambda: enrolment(folder, study, ready.brief, transport, ready.sound))
-    facts = enrolled["sites"]
-    for one in facts.values():  # JSON has no infinity: a null ε is one again
-        one["epsilon"] = math.inf if one["epsilon"] is None else one["epsilon"]
-    before = planned(folder)
-    plan = ready.plan(facts, before and before.noises)
-    ready = ready.agreed(plan)
-    kept = Folder.open(folder, ready.about(facts, plan), plan, study.study.seed, True, deployed=run)
+    facts = facts_of(enrolled)
+    ready, plan, kept = settle(folder, about, ready, facts)
     charter = None
     if plan.sharing is not None:
         charter = charter_of(plan, ready.brief, {name: one["key"] for name, one in facts.items()})
@@ -156,6 +158,23 @@ def _conduct(folder: Path, transport: Transport) -> dict[str, Any]:
     kept.finish(result, state.chosen)
     notice_of(folder, {"round": state.round, "phase": "finished", "asked": []})
     return result
+
+
+def facts_of(enrolled: dict[str, Any]) -> dict[str, Any]:
+    """What the sites that came declared; JSON has no infinity, so a null ε is one again."""
+    facts: dict[str, Any] = enrolled["sites"]
+    return {
+        name: {**one, "epsilon": math.inf if one["epsilon"] is None else one["epsilon"]} for name, one in facts.items()
+    }
+
+
+def settle(folder: Path, about: dict[str, Any], ready: Served, facts: Facts) -> tuple[Served, Plan, Folder]:
+    """A run's plan, by the noise that it began with or, before it begins, that serve.json fixes; its folder."""
+    before = planned(folder)
+    plan = ready.plan(facts, about.get("noises") if before is None else before.noises, about.get("looking"))
+    ready = ready.agreed(plan)
+    seed, run = ready.study.study.seed, str(about["run"])
+    return ready, plan, Folder.open(folder, ready.about(facts, plan), plan, seed, True, deployed=run)
 
 
 def settled(file: Path, find: Callable[[], dict[str, Any]]) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from sordino.errors import BadInput
 from sordino.methods import Plan, Population
 from sordino.methods.auto import MOST
 from sordino.methods.evaluation import Evaluation, Judging, judge
+from sordino.methods.tuning import judged_louder
 from sordino.privacy.types import Adjacency, Budget, check_promised
 from sordino.server.facts import Layout
 from sordino.study.features import described
@@ -54,8 +55,17 @@ class Served:
         """The name of the loss: it follows from whether there are classes."""
         return "half-squared-error" if self.brief["classes"] is None else "cross-entropy"
 
-    def plan(self, facts: Facts, noises: Sequence[Sequence[Sequence[float]]] | None = None) -> Plan:
-        """Schedule and noise for these sites; ``noises`` of a run that goes on."""
+    def plan(
+        self,
+        facts: Facts,
+        noises: Sequence[Sequence[Sequence[float]]] | None = None,
+        looking: Mapping[str, Any] | None = None,
+    ) -> Plan:
+        """Schedule and noise for these sites; ``noises`` of a run that goes on.
+
+        ``looking``: of one of several runs that are evaluated under one budget, how much larger the noise of its
+        evaluations is ("factors", by site) and how many "runs" there are.
+        """
         sizes = np.array([int(one["records"]) for one in facts.values()], dtype=np.int64)
         budgets = tuple(Budget(float(f["epsilon"]), float(f["delta"]), f["adjacency"]) for f in facts.values())
         sites, seed, method = (
@@ -68,7 +78,10 @@ class Served:
         learner = methods.Learner(len(self.start), self.brief["classes"], reach, models.weight_size(self.template))
         trust = self.study.trust.chosen()
         plan = methods.settle(method, given, sites, learner, seed, noises=noises, trust=trust)
-        return dataclasses.replace(plan, judging=self.judging(facts, budgets, plan.schedule.rounds, method.private))
+        judging = self.judging(facts, budgets, plan.schedule.rounds, method.private)
+        if looking is not None and judging is not None:
+            judging = judged_louder(judging, np.array(looking["factors"]), int(looking["runs"]))
+        return dataclasses.replace(plan, judging=judging)
 
     def judging(self, facts: Facts, budgets: Sequence[Budget], rounds: int, private: bool) -> Judging | None:
         """How a run of so many rounds is evaluated on the sites' held-out records; None where it is not."""

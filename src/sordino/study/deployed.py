@@ -81,8 +81,8 @@ def privacy_of(plan: Plan, state: Checkpoint, spent: dict[str, dict[str, Any]]) 
         said = spent.get(c.name, {})
         if not private:
             row |= dict.fromkeys(("spent_epsilon", "run_epsilon", "replace_one_epsilon"), math.inf) | {"releases": []}
-        elif all(isinstance(said.get(key), kind) for key, kind in _SPENT.items()):
-            row |= {key: said[key] for key in (*_SPENT, *_PARTS) if key in said} | {"told_by": "site"}
+        elif told := told_by_site(said):
+            row |= told
             row["trust"] = _against(c).and_also(said["against"]).words()
             row["composition"] = str(said.get("composition", "not said"))
         else:
@@ -99,6 +99,13 @@ def privacy_of(plan: Plan, state: Checkpoint, spent: dict[str, dict[str, Any]]) 
                 _add_held(row, plan.judging.terms[place].event.times(judged[c.name]))
         found.append(row)
     return found
+
+
+def told_by_site(said: dict[str, Any]) -> dict[str, Any]:
+    """The figures in what a site said in the end; nothing where they are not complete."""
+    if not all(isinstance(said.get(key), kind) for key, kind in _SPENT.items()):
+        return {}
+    return {key: said[key] for key in (*_SPENT, *_PARTS) if key in said} | {"told_by": "site"}
 
 
 def _add_held(row: dict[str, Any], event: Event) -> None:

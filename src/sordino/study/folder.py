@@ -71,8 +71,8 @@ def read_state(path: Path, device: torch.device) -> tuple[Checkpoint, list[str]]
     return state, lines
 
 
-SURVEYED, EVALUATED = "survey", "evaluation"
-"""The kinds of folders in which sites were surveyed, or judged a finished model."""
+SURVEYED, EVALUATED, TUNED = "survey", "evaluation", "deployed tuning"
+"""The kinds of folders in which sites were surveyed, judged a finished model, or trained several settings."""
 
 
 def check_kind(path: Path, kind: str) -> None:

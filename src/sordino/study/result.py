@@ -315,6 +315,7 @@ def from_json(text: str) -> dict[str, Any]:
     for one in result.get("privacy", []):
         endless = (*_EPSILONS, "own_epsilon") if one.get("trust") is not None else _EPSILONS
         one |= {key: math.inf for key in endless if one.get(key) is None}
+        one |= {key: math.inf for key in ("training_epsilon", "held_epsilon") if one.get(key, 0.0) is None}
     final = result.get("final")
     for one in (final.get("by_budget") or []) if isinstance(final, dict) else []:
         one |= {key: math.inf for key in ("least_epsilon", "most_epsilon") if one.get(key) is None}

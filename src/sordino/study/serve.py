@@ -18,10 +18,11 @@ from sordino.errors import SordinoError
 from sordino.study.conduct import conduct, set_up
 from sordino.study.file import Study
 from sordino.study.finished import ask_sites
-from sordino.study.folder import EVALUATED, SURVEYED
+from sordino.study.folder import EVALUATED, SURVEYED, TUNED
 from sordino.study.prepared import Run
 from sordino.study.survey.conduct import ask_survey
 from sordino.study.survey.result import SURVEY
+from sordino.study.tune_sites import check_search, tune_sites
 
 log = logging.getLogger("sordino.serve")
 
@@ -52,7 +53,7 @@ def coordinate(grid: Any, context: Any) -> None:
             about = json.loads((folder / "serve.json").read_text())
             sys.path.insert(0, about["path"])
             keyring = None if about["keys"] is None else Keyring(Keys(Path(about["keys"])), folder / "keys.json")
-            others = {SURVEYED: ask_survey, EVALUATED: ask_sites}
+            others = {SURVEYED: ask_survey, EVALUATED: ask_sites, TUNED: tune_sites}
             conduct(folder, GridTransport(grid, keyring), others.get(about.get("kind")))
         except Exception:
             logging.getLogger("sordino.coordinator").exception("the coordinator stops")
@@ -112,6 +113,22 @@ def serve_survey(
         return run_on(link, folder)
 
 
+def serve_tune(
+    study: Study,
+    folder: Path,
+    keys: Keys | None,
+    host: str = "127.0.0.1",
+    port: int = 9092,
+    resume: bool = False,
+    watch: Watch = lambda record: None,
+) -> dict[str, Any]:
+    """Try the settings of a study's ``[tune]`` with real sites; returns what result.json says."""
+    check_search(study)
+    set_up(folder, study, resume, None if keys is None else keys.folder, TUNED)
+    with _alone(folder, "serve", 5.0), Link(folder, host, port, keys) as link:
+        return run_on(link, folder, watch)
+
+
 def run_on(link: Link, folder: Path, watch: Watch = lambda record: None) -> dict[str, Any]:
     """Have a SuperLink's coordinator do the run in ``folder``; starts it again where it dies. Returns the result."""
     starts, shown, due = 0, 0, 0.0  # due: when a coordinator that is not there has to be started
@@ -151,9 +168,16 @@ def run_on(link: Link, folder: Path, watch: Watch = lambda record: None) -> dict
 
 
 def read_rounds(folder: Path) -> list[dict[str, Any]]:
-    """The rounds in a run's log; half a last line, while it is written, does not count."""
+    """The rounds in a run's log, or in those of a search's candidates, in the order in which these were begun.
+
+    Half a last line, while it is written, does not count.
+    """
+    logs = [folder / "log.jsonl"]
+    if (folder / "offered.json").exists():
+        logs = sorted(folder.glob("*/log.jsonl"), key=lambda file: (file.parent / "agreed.json").stat().st_mtime_ns)
     found = []
-    with contextlib.suppress(FileNotFoundError, json.JSONDecodeError):
-        for line in (folder / "log.jsonl").read_text().splitlines():
-            found.append(json.loads(line))
+    for file in logs:
+        with contextlib.suppress(FileNotFoundError, json.JSONDecodeError):
+            for line in file.read_text().splitlines():
+                found.append(json.loads(line))
     return found

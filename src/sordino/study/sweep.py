@@ -55,8 +55,11 @@ def points(study: Study) -> list[Point]:
     return expanded(study, study.sweep, "sweep")
 
 
-def expanded(study: Study, table: Mapping[str, Any], section: str) -> list[Point]:
-    """The studies that a table of lists makes of one study, as ``points`` says; ``section``: the table's name."""
+def expanded(study: Study, table: Mapping[str, Any], section: str, here: bool = True) -> list[Point]:
+    """The studies that a table of lists makes of one study, as ``points`` says; ``section``: the table's name.
+
+    ``here``: whether their clients are simulated, so that data and budgets of the study are checked too.
+    """
     lists = dict(_lists({key: value for key, value in table.items() if key not in OPTIONS}))
     if not lists:
         raise BadInput(f'[{section}] varies nothing: give it keys with lists, such as "training.lr" = [0.1, 0.3]')
@@ -72,7 +75,7 @@ def expanded(study: Study, table: Mapping[str, Any], section: str) -> list[Point
     found = []
     for chosen in combined:
         values = dict(zip(lists, chosen))
-        made = _with(study, values, section)
+        made = _with(study, values, section, here)
         found.append(Point(values, made, _named(values), _labelled(values, made)))
     twice = [name for name, group in itertools.groupby(sorted(point.name for point in found)) if len(list(group)) > 1]
     if twice:
@@ -105,14 +108,15 @@ def _check(key: str, values: Any, mode: str, whose: str) -> None:
         raise BadInput(f'[{whose}] "{key}" lists {again} twice: leave out one of them')
 
 
-def _with(study: Study, values: Mapping[str, Any], whose: str) -> Study:
+def _with(study: Study, values: Mapping[str, Any], whose: str, here: bool) -> Study:
     """The study with these keys put over it; what is wrong with one is said of the table that it comes from."""
     table = study.table()
     for key, value in values.items():
         put(table, key, value, f'[{whose}] "{key}"')
     try:
         made = make_study(table)
-        made.check()
+        if here:
+            made.check()
     except BadInput as error:
         raise BadInput(f"[{whose}] {error}") from None
     return made

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from sordino.engine.checkpoint import write_atomic
 from sordino.errors import BadInput, BudgetRefused, Diverged
+from sordino.methods import Plan
 from sordino.methods.evaluation import Evaluation, Judging, judge
-from sordino.methods.tuning import Factors, evaluation_factors, judged_louder, louder, training_factors
+from sordino.methods.tuning import Factors, Noises, evaluation_factors, judged_louder, louder, training_factors
 from sordino.privacy.accounting import composed_epsilon
 from sordino.privacy.held import HELD
 from sordino.privacy.ledger import Ledger
@@ -41,6 +42,17 @@ TRIED = ("training", "method", "model")
 """Sections whose keys may be tried, beside study.rounds: all runs need the same records, parted alike."""
 
 
+class HasPlan(Protocol):
+    """A candidate that is ready to run, here or with sites."""
+
+    @property
+    def plan(self) -> Plan:
+        """What it releases, and when."""
+
+
+Ready = TypeVar("Ready", bound=HasPlan)
+
+
 @dataclass(frozen=True)
 class Search:
     """A search before it begins: its candidates, ready to run, and what it costs that there are several.
@@ -56,15 +68,7 @@ class Search:
 
     def describe(self) -> dict[str, Any]:
         """The cost of searching as plain values, for a plan and for ``tune.json``."""
-        names = [client.name for client in self.ready[0].plan.clients]
-        judged = [one.plan.judging for one in self.ready if one.plan.judging is not None]
-        return {
-            "candidates": [point.label for point in self.points],
-            "factor": statistics.median(self.factors),
-            "factors": dict(zip(names, map(float, self.factors))),
-            "looks": sum(one.times for one in judged),
-            "look_factor": statistics.median(self.looking),
-        }
+        return describe(self.points, [one.plan for one in self.ready], self.factors, self.looking)
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,17 @@ class Tuned:
     runs: tuple[Finished, ...]
     winner: int
     result: dict[str, Any]
+
+
+def describe(points: Sequence[Point], plans: Sequence[Plan], factors: Factors, looking: Factors) -> dict[str, Any]:
+    """What it costs that there are several candidates, as plain values."""
+    return {
+        "candidates": [point.label for point in points],
+        "factor": float(statistics.median(factors)),
+        "factors": dict(zip((client.name for client in plans[0].clients), map(float, factors))),
+        "looks": sum(plan.judging.times for plan in plans if plan.judging is not None),
+        "look_factor": float(statistics.median(looking)),
+    }
 
 
 def in_words(cost: Mapping[str, Any]) -> str:
@@ -86,9 +101,9 @@ def in_words(cost: Mapping[str, Any]) -> str:
     )
 
 
-def candidates(study: Study) -> list[Point]:
-    """All settings that ``[tune]`` tries, each a checked study; keys as in ``[sweep]``."""
-    found = expanded(study, study.tune, "tune")
+def candidates(study: Study, here: bool = True) -> list[Point]:
+    """All settings that ``[tune]`` tries, each a study, checked where clients are ``here``; keys as in ``[sweep]``."""
+    found = expanded(study, study.tune, "tune", here)
     other = [key for key in found[0].values if key.partition(".")[0] not in TRIED and key != "study.rounds"]
     if other:
         raise BadInput(
@@ -101,55 +116,66 @@ def candidates(study: Study) -> list[Point]:
         raise BadInput("[tune] has one candidate, so there is nothing to choose: add values, or use 'sordino run'")
     if study.evaluation is None:
         raise BadInput("[tune] chooses by paid estimates, and there is no [evaluation]: add that section")
+    for point in found:
+        method = point.study.chosen_method()
+        if not method.private:
+            raise BadInput(f"[tune] {point.name}: {method.name!r} is not private, so nothing is charged: [sweep]")
+    if study.trust.chosen().shared:
+        raise BadInput("[tune] does not go with trust.noise = 'shared' yet: tune with noise per site, or [sweep]")
     return found
 
 
 def search(study: Study, out: Path, maker: Studies | None = None) -> Search:
     """Calibrate all candidates together: nobody's noise is less than all of them need. Touches no record."""
     points, maker = candidates(study), maker or Studies(out)
-    ready = [maker.prepared(point, Planned(None)) for point in points]
-    for point, one in zip(points, ready):
-        if not one.plan.method.private:
-            raise BadInput(
-                f"[tune] {point.name}: {one.plan.method.name!r} is not private, so nothing is charged: [sweep]"
-            )
-        if one.plan.sharing is not None:
-            raise BadInput("[tune] does not go with trust.noise = 'shared' yet: tune with noise per site, or [sweep]")
+
+    def prepared(place: int, noises: Noises | None) -> Prepared:
+        return maker.prepared(points[place], Planned(noises))
+
+    ready, factors = together(len(points), prepared)
+    begun = [planned(out / point.name) for point in points]  # what they began with is what they go on with
+    ready = [maker.prepared(point) if before else one for point, one, before in zip(points, ready, begun)]
+    plans, looking = judged_together([one.plan for one in ready], ready[0].clients.classes)
+    made = []
+    for one, plan in zip(ready, plans):
+        settings = {} if plan.judging is None else asdict(plan.judging.settings)
+        made.append(replace(one, study={**one.study, "evaluation": json.loads(to_json(settings))}, plan=plan))
+    return Search(tuple(points), tuple(made), factors, looking)
+
+
+def together(count: int, prepare: Callable[[int, Noises | None], Ready]) -> tuple[list[Ready], Factors]:
+    """All candidates with the noise that they need together; by client, how much larger it is than that of one alone.
+
+    ``prepare``: the candidate at a place, with these noises or, for None, with those that it needs alone.
+    """
+    ready = [prepare(place, None) for place in range(count)]
     factors = np.ones(len(ready[0].plan.clients))
     for _ in range(TRIES):
         more = training_factors([one.plan for one in ready])
         if (more == 1.0).all():
-            begun = [planned(out / point.name) for point in points]  # what they began with is what they go on with
-            again = [maker.prepared(point) if before else one for point, one, before in zip(points, ready, begun)]
-            return _judged(points, again, factors)
+            return ready, factors
         factors = factors * more
-        ready = [maker.prepared(point, Planned(louder(one.plan, more))) for point, one in zip(points, ready)]
+        ready = [prepare(place, louder(one.plan, more)) for place, one in enumerate(ready)]
     raise BadInput("[tune] candidates whose turns follow from their noise do not settle under one budget: try fewer")
 
 
-def _judged(points: Sequence[Point], ready: Sequence[Prepared], factors: Factors) -> Search:
-    """The search with its evaluations calibrated together; only the last model is looked at where nobody says more."""
-    budgets = [client.budget for client in ready[0].plan.clients]
-    judged = [_looks(one) for one in ready]
-    looking = evaluation_factors(judged, budgets)
-    made = []
-    for one, judging in zip(ready, judged):
-        study = {**one.study, "evaluation": json.loads(to_json(asdict(judging.settings)))}
-        made.append(
-            replace(one, study=study, plan=replace(one.plan, judging=judged_louder(judging, looking, len(ready))))
-        )
-    return Search(tuple(points), tuple(made), factors, looking)
+def judged_together(plans: Sequence[Plan], classes: int | None) -> tuple[list[Plan], Factors]:
+    """The plans with evaluations calibrated together; only the last model is looked at where nobody says more."""
+    judged = [_looks(plan, classes) for plan in plans]
+    looking = evaluation_factors(judged, [client.budget for client in plans[0].clients])
+    pairs = zip(plans, judged)
+    return [replace(plan, judging=judged_louder(one, looking, len(plans))) for plan, one in pairs], looking
 
 
-def _looks(ready: Prepared) -> Judging:
-    plan, judging = ready.plan, ready.plan.judging
+def _looks(plan: Plan, classes: int | None) -> Judging:
+    judging = plan.judging
     assert judging is not None
     chosen: Evaluation = judging.settings
     if chosen.every is not None or chosen.stop is not None or chosen.keep == "best":
         return judging
     chosen = replace(chosen, every=plan.schedule.rounds)
     budgets = [client.budget for client in plan.clients]
-    return judge(chosen, plan.schedule.rounds, ready.clients.classes, judging.held, budgets, private=True)
+    return judge(chosen, plan.schedule.rounds, classes, judging.held, budgets, private=True)
 
 
 def tune(study: Study, out: Path, ledger: Path | None = None, watch: Watch | None = None) -> Tuned:
@@ -186,7 +212,9 @@ def tune(study: Study, out: Path, ledger: Path | None = None, watch: Watch | Non
             runs.append(Finished(point, None, str(error)))
             with Ledger(paid) as book:
                 book.close_run(folder.run)
-    return _choose(out, found, runs, [folder.run for folder in folders], paid)
+    names = [folder.run for folder in folders]
+    with Ledger(paid, readonly=True) as book:
+        return choose(out, found.describe(), runs, lambda one: _total(one, book, names))
 
 
 def _told(out: Path, study: Study) -> dict[str, Any]:
@@ -251,8 +279,13 @@ def _wanted(ready: Prepared) -> dict[str, int]:
     return wanted
 
 
-def _choose(out: Path, found: Search, runs: Sequence[Finished], names: Sequence[str], paid: Path) -> Tuned:
-    """The winner's result and model, with what all runs together cost; written to the search's own folder."""
+def choose(
+    out: Path, cost: Mapping[str, Any], runs: Sequence[Finished], total: Callable[[dict[str, Any]], dict[str, Any]]
+) -> Tuned:
+    """The winner's result and model, with what all runs together cost; written to the search's own folder.
+
+    ``total``: a client's privacy entry in the winner's result → that of the whole search.
+    """
     rows = [None if run.result is None else estimate_of(run.result) for run in runs]
     judged = [place for place, row in enumerate(rows) if row is not None]
     if not judged:
@@ -260,14 +293,13 @@ def _choose(out: Path, found: Search, runs: Sequence[Finished], names: Sequence[
     winner = max(judged, key=lambda place: choosing.merit(rows[place] or {}))
     folder = out / runs[winner].point.name
     result = read_result(folder / "result.json")
-    with Ledger(paid, readonly=True) as book:
-        result["privacy"] = [_total(one, book, names) for one in result["privacy"]]
+    result["privacy"] = [total(one) for one in result["privacy"]]
     table = [
         {"settings": run.point.values, "label": run.point.label, "folder": run.point.name, "estimate": row}
         | ({"failed": run.failed} if run.failed else {})
         for run, row in zip(runs, rows)
     ]
-    result["tuned"] = {**found.describe(), "tried": table, "winner": winner}
+    result["tuned"] = {**cost, "tried": table, "winner": winner}
     _, weights, personal = load_run(folder)
     save_run(out / "model.safetensors", result, weights, personal)
     write_atomic(out / "result.json", to_json(result, indent=1).encode())
