@@ -167,7 +167,8 @@ def load_checkpoint(path: Path, device: torch.device) -> Checkpoint:
         with safe_open(str(path), framework="pt") as file:
             about = json.loads((file.metadata() or {})["sordino"])
             names = [name for name in file.keys() if not name.startswith("client/")]  # noqa: SIM118
-            tensors = {name: file.get_tensor(name).to(device) for name in names}
+            # Where numbers lie in memory decides how products are rounded: a copy lies where a new tensor would.
+            tensors = {name: file.get_tensor(name).clone().to(device) for name in names}
             clients = {
                 name.removeprefix("client/"): _table(file.get_slice(name), device)
                 for name in file.keys()  # noqa: SIM118
