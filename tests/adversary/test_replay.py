@@ -64,7 +64,11 @@ def deployed(
 
 
 def shows(tape: Tape, kind: str) -> None:
-    """The odd record was in a batch, or the replay shows nothing; unless nobody who has one was chosen to train."""
+    """The odd record was in a batch, or the replay shows nothing; unless nobody who has one was chosen to train.
+
+    Nor does it show anything where nothing was released: a site answers every trouble with ``unavailable``.
+    """
+    assert tape.made, "nothing was released"
     chosen = any(turn.client in tape.changed and part == "gradient" for turn, _, part in tape.made)
     assert tape.moved > 0 or kind in ("nan", "raises") or not chosen
 

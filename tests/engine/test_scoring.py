@@ -100,11 +100,9 @@ def test_the_estimate_lies_around_the_truth():
 
 @pytest.mark.parametrize(("task", "metrics"), [
     ("breast-cancer", {"auc", "calibration_error", "recall/1"}),
-    ("diabetes", {"mean_absolute_error", "root_mean_squared_error"}),
+    ("least-squares", {"mean_absolute_error", "root_mean_squared_error"}),
 ])  # fmt: skip
 def test_two_classes_and_numbers_to_predict(task, metrics):
-    if task not in sd.data.SOURCES:
-        pytest.skip(f"{task} is not bundled")
     run = sd.train(clients((4.0, 4.0), task), evaluation={"every": 3}, **{**TRAINING, "lr": 0.05})
     assert metrics <= {one["metric"] for one in run.result["evaluation"]}
 
