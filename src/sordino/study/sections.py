@@ -301,7 +301,8 @@ class SurveyKeys(Section):
     """``[survey]``: what sites are asked about their columns before there is a schema, and what that may cost.
 
     ``spend``: how much of each site's ε one survey may use; ``least``: counts below this are told as "fewer than";
-    ``share``: the share of records that a rehearsal holds out (a site decides for itself).
+    ``share``: the share of records that a rehearsal holds out, ``unit``: the column of persons that it counts once
+    each, with all of their records (a site decides both for itself, in its ``[data]``).
     """
 
     target: str | None = None
@@ -309,6 +310,7 @@ class SurveyKeys(Section):
     least: int = Field(default=50, ge=0)
     share: float = Field(default=0.2, gt=0, lt=1)
     missing: list[str] | None = None
+    unit: str | None = None
     columns: dict[str, Any] = {}
 
     def asked(self) -> Survey:
