@@ -221,6 +221,7 @@ def test_the_list_says_what_is_there(tmp_path):
     assert rows["fashion-mnist"]["missing"] == ["t10k-labels-idx1-ubyte.gz"]
     assert rows["cifar10"]["status"] == "absent"
     assert rows["cifar10"]["get"] == "sordino data get cifar10"
+    assert rows["school"]["get"].startswith("by hand: https://")
 
 
 @pytest.mark.slow

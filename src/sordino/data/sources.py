@@ -18,12 +18,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sordino.data.dataset import Dataset
+from sordino.data.dataset import Dataset, client_names
 from sordino.data.encode import RawTable, encode_table, read_csv
 from sordino.data.own import load_folder
 from sordino.data.partitions import generator
 from sordino.data.schema import parse_schema
 from sordino.data.school import read_school
+from sordino.data.sites import read_sited, site_names
 from sordino.errors import BadInput
 
 Labelled = tuple[npt.NDArray[np.float32], npt.NDArray[Any]]
@@ -39,7 +40,8 @@ class DataSource:
 
     ``files`` are relative to ``FOLDER/NAME``, each with its md5 sum; a source without files is always there.
     ``columns`` are the names of the columns where the files do not say them; ``clients`` is how many clients the
-    records come with, and ``scale`` the public constants that a file's own numbers are divided by.
+    records come with, ``sites`` the column of a table that says whose a record is, and ``scale`` the public constants
+    that a set's own reader turns the file's numbers into targets with.
     """
 
     name: str
@@ -52,7 +54,15 @@ class DataSource:
     columns: Sequence[str] = ()
     schema: dict[str, Any] = field(default_factory=dict)
     clients: int | None = None
+    sites: dict[str, Any] = field(default_factory=dict)
     scale: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def client_names(self) -> tuple[str, ...] | None:
+        """The names of the clients that the records come with."""
+        if self.sites:
+            return site_names(self.sites)
+        return None if self.clients is None else tuple(client_names(self.clients))
 
 
 _DESCRIBED = tomllib.loads(resources.files("sordino.data").joinpath("standard.toml").read_text(encoding="utf-8"))
@@ -136,6 +146,9 @@ def _read(source: DataSource, folder: Path) -> Dataset:
     if source.name == "school":
         ((file, checksum),) = source.files.items()
         return read_school(folder / source.name / file, checksum, source.scale)
+    if source.sites:
+        (file,) = source.files
+        return read_sited(folder / source.name / file, source.schema, source.sites, source.scale.get("high"))
     pairs = _READERS[source.name](source, folder / source.name)
     for _, labels in pairs:
         if len(labels) and not 0 <= labels.min() <= labels.max() < (source.classes or 0):
