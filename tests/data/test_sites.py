@@ -1,4 +1,4 @@
-"""Tables by name whose records come with sites: InstEval's departments, Star's schools."""
+"""Tables by name whose records come with sites, and with people: InstEval's departments, Star's schools."""
 
 import os
 
@@ -19,6 +19,11 @@ RATINGS = """\
 "5","3","6","6","1","0","2",1
 """
 
+OTHERS = "".join(
+    f'"{k}","{k}","1","8","6","1","{k}",3\n' for k in SOURCES["insteval"].sites["values"] if k not in (2, 6, 15)
+)
+"""A rating at every other department, each by another student, so that no client is empty."""
+
 PUPILS = """\
 "","tmathssk","treadssk","classk","totexpk","sex","freelunk","race","schidkn"
 "2",473,447,"small.class",7,"girl","no","white",63
@@ -37,7 +42,7 @@ def folder(tmp_path):
 
 
 def test_a_rating_is_high_or_not_and_belongs_to_a_department(folder):
-    data = load("insteval", folder)
+    data = load("insteval", folder, units=False)
     assert data.x.shape == (5, *SOURCES["insteval"].shape)
     assert data.y.tolist() == [1, 0, 1, 0, 0]
     assert (data.task, data.classes) == ("classification", 2)
@@ -48,6 +53,34 @@ def test_a_rating_is_high_or_not_and_belongs_to_a_department(folder):
     assert data.x[:, 3:].sum(axis=1).tolist() == [2.0] * 5
     lecturers = SOURCES["insteval"].schema["categorical"]["d"]
     assert [lecturers[k] for k in data.x[:, 3 + 15 :].argmax(axis=1)] == [1002, 1050, 1582, 1, 6]
+
+
+def test_a_student_is_the_unit_at_every_department(folder):
+    """Ratings 1 and 3 are one student's at one department; the second is the same student's at another."""
+    (folder / "insteval" / "InstEval.csv").write_text(RATINGS + OTHERS, encoding="utf-8")
+    clients = load("insteval", folder).partition("natural", test=0.0)
+    assert clients.unit_name == "student"
+    assert clients.sizes.tolist() == [2 if name == "department-02" else 1 for name in clients.names]
+    second = clients.names.index("department-02")
+    assert sorted(sorted(clients.records_of(np.array([k])).tolist()) for k in clients.train[second]) == [[0, 2], [4]]
+
+
+def test_of_a_student_with_many_ratings_at_a_department_so_many_count_as_is_public(folder):
+    cap = SOURCES["insteval"].schema["unit_records"]
+    lines = "".join(f'"{k}","7","1","8","{k % 6 + 1}","1","15",{k % 5 + 1}\n' for k in range(6, 6 + cap + 4))
+    (folder / "insteval" / "InstEval.csv").write_text(RATINGS + lines, encoding="utf-8")
+    assert len(load("insteval", folder)) == 5 + cap
+    single = load("insteval", folder, units=False)
+    assert len(single) == 5 + cap + 4
+    assert single.units is None
+    assert single.source == {"units": False}
+
+
+def test_only_a_set_with_people_takes_units(folder):
+    with pytest.raises(BadInput, match="star has no option 'units'"):
+        load("star", folder, units=False)
+    with pytest.raises(BadInput, match="insteval units is 'no': it is true"):
+        load("insteval", folder, units="no")
 
 
 def test_a_pupil_has_scores_in_declared_ranges_and_belongs_to_a_school(folder):
@@ -91,7 +124,7 @@ def test_sites_are_clients_whose_names_are_known_without_reading_a_record(tmp_pa
 def test_the_real_files_come_from_their_package_and_every_record_is_at_its_site(tmp_path, name):
     named = os.environ.get("SORDINO_DATA")
     place = get(name, named or tmp_path)  # what is there and right is not fetched again
-    data, source = load(name, place.parent), SOURCES[name]
+    data, source = load(name, place.parent, **({"units": False} if name == "insteval" else {})), SOURCES[name]
     assert data.x.shape == (source.records, *source.shape)
     assert data.valid.all()
     (file,) = source.files
@@ -103,5 +136,8 @@ def test_the_real_files_come_from_their_package_and_every_record_is_at_its_site(
     # No cell lies outside what is declared: nothing is clipped, and no record is "other".
     for column, (low, high) in source.schema["numeric"].items():
         assert low <= raw[column].to_numpy().min() <= raw[column].to_numpy().max() <= high
+    if name == "insteval":
+        at_departments = set(zip(raw["s"].to_pylist(), raw["dept"].to_pylist()))
+        assert len(np.unique(load(name, place.parent).units)) == len(at_departments) == 16_246
     for column in ("dept", "d") if name == "insteval" else ():
         assert set(raw[column].to_pylist()) == set(source.schema["categorical"][column])

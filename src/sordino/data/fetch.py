@@ -69,6 +69,7 @@ def available(folder: str | Path | None = None) -> list[dict[str, Any]]:
                 "where": str(place / source.name) if source.files else None,
                 "missing": absent,
                 "clients": source.clients,
+                "unit": source.schema.get("unit_name", "record"),
                 "get": _way(source) if absent else None,
             }
         )

@@ -1,4 +1,4 @@
-"""Tables by name whose records come with sites: InstEval's departments, Star's schools."""
+"""Tables by name whose records come with sites, and with people: InstEval's departments, Star's schools."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from sordino.data.dataset import Dataset
-from sordino.data.encode import encode_table, positions, read_csv
+from sordino.data.encode import encode_table, positions, read_csv, unit_ids
 from sordino.data.schema import parse_schema, word
 from sordino.errors import BadInput
 
@@ -22,7 +22,7 @@ def site_names(sites: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def read_sited(path: Path, schema: Mapping[str, Any], sites: Mapping[str, Any], high: int | None = None) -> Dataset:
-    """The records of one CSV file, each with its site.
+    """The records of one CSV file, each with its site and, where the schema names a column of units, whose it is.
 
     Parameters
     ----------
@@ -52,4 +52,7 @@ def read_sited(path: Path, schema: Mapping[str, Any], sites: Mapping[str, Any], 
     if high is not None and parsed.classes is not None:
         y, classes = (y >= parsed.classes.index(word(high))).astype(np.int64), 2
     dataset = Dataset(path.parent.name, x, y, parsed.task, classes, valid, ranged=parsed.ranged)
-    return replace(dataset, owners=owners, names=site_names(sites))
+    dataset = replace(dataset, owners=owners, names=site_names(sites))
+    if parsed.unit is None:
+        return dataset
+    return dataset.by_unit(unit_ids(table, parsed), parsed.unit_records, parsed.unit_name)

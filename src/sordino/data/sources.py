@@ -81,7 +81,8 @@ def load(name: str | Path, folder: str | Path | None = None, **options: Any) -> 
         Where the standard files are, as ``FOLDER/NAME/…``; by default ``$SORDINO_DATA``, else ``./data``.
     options
         ``records=`` with ``records_seed=`` chooses so many records at random; ``merge=True`` adds a set's own test
-        records to the others, leaving no central test set. ``least-squares`` takes ``records``, ``dimension``,
+        records to the others, leaving no central test set; ``units=False`` makes every record a unit of its own where
+        people come with several (``insteval``), so that promises are made for a record. ``least-squares`` takes ``records``, ``dimension``,
         ``tests`` and ``seed`` of ``least_squares``.
     """
     source = SOURCES.get(str(name))
@@ -92,8 +93,8 @@ def load(name: str | Path, folder: str | Path | None = None, **options: Any) -> 
     else:
         records, records_seed = options.pop("records", None), options.pop("records_seed", 0)
         if source is not None:
-            _known(options, (), source.name)
-            dataset = _read(source, data_folder(folder))
+            known = _known(options, ("units",) if "unit" in source.schema else (), source.name)
+            dataset = _read(source, data_folder(folder), **known)
         elif isinstance(name, Path) or os.sep in name or Path(name).exists():
             dataset = load_folder(Path(name), **_known(options, ("schema", "invalid"), "your own data"))
         else:
@@ -134,8 +135,10 @@ def _known(options: Mapping[str, Any], known: tuple[str, ...], what: str) -> dic
     return dict(options)
 
 
-def _read(source: DataSource, folder: Path) -> Dataset:
-    """Read a source, or say how to get it."""
+def _read(source: DataSource, folder: Path, units: bool = True) -> Dataset:
+    """Read a source, or say how to get it; without ``units`` every record is a unit of its own."""
+    if not isinstance(units, bool):
+        raise BadInput(f"{source.name} units is {units!r}: it is true (people as units) or false (records)")
     absent = absent_files(source, folder)
     if absent:
         fetched = "" if source.name == "school" else f"run `sordino data get {source.name}`, or "
@@ -148,7 +151,9 @@ def _read(source: DataSource, folder: Path) -> Dataset:
         return read_school(folder / source.name / file, checksum, source.scale)
     if source.sites:
         (file,) = source.files
-        return read_sited(folder / source.name / file, source.schema, source.sites, source.scale.get("high"))
+        schema = {key: value for key, value in source.schema.items() if units or not key.startswith("unit")}
+        dataset = read_sited(folder / source.name / file, schema, source.sites, source.scale.get("high"))
+        return dataset if units else replace(dataset, source={"units": False})
     pairs = _READERS[source.name](source, folder / source.name)
     for _, labels in pairs:
         if len(labels) and not 0 <= labels.min() <= labels.max() < (source.classes or 0):
