@@ -76,6 +76,17 @@ def test_of_a_student_with_many_ratings_at_a_department_so_many_count_as_is_publ
     assert single.source == {"units": False}
 
 
+def test_a_student_stays_whole_where_ratings_are_dealt_anew(folder):
+    """Ids are the whole university's: a student of two departments must not become two students of one client."""
+    cap = SOURCES["insteval"].schema["unit_records"]
+    lines = "".join(f'"{k}","7","1","8","1","1","{(6, 15)[k % 2]}",3\n' for k in range(6, 6 + cap + 4))
+    (folder / "insteval" / "InstEval.csv").write_text(RATINGS + lines, encoding="utf-8")
+    assert len(load("insteval", folder)) == 5 + cap + 4  # no more than the cap at either department
+    clients = load("insteval", folder).partition("iid", clients=2, test=0.0)
+    assert clients.sizes.sum() == 4
+    assert sorted((clients.units >= 0).sum(1).tolist()) == [1, 1, 3, cap]
+
+
 def test_only_a_set_with_people_takes_units(folder):
     with pytest.raises(BadInput, match="star has no option 'units'"):
         load("star", folder, units=False)
@@ -138,6 +149,9 @@ def test_the_real_files_come_from_their_package_and_every_record_is_at_its_site(
         assert low <= raw[column].to_numpy().min() <= raw[column].to_numpy().max() <= high
     if name == "insteval":
         at_departments = set(zip(raw["s"].to_pylist(), raw["dept"].to_pylist()))
-        assert len(np.unique(load(name, place.parent).units)) == len(at_departments) == 16_246
+        people = load(name, place.parent)
+        assert len(np.unique(people.units)) == 2_972
+        assert people.partition("natural", test=0.0).sizes.sum() == len(at_departments) == 16_246
+        assert people.partition("iid", clients=10, test=0.0).sizes.sum() == 2_972
     for column in ("dept", "d") if name == "insteval" else ():
         assert set(raw[column].to_pylist()) == set(source.schema["categorical"][column])

@@ -82,8 +82,8 @@ def load(name: str | Path, folder: str | Path | None = None, **options: Any) -> 
     options
         ``records=`` with ``records_seed=`` chooses so many records at random; ``merge=True`` adds a set's own test
         records to the others, leaving no central test set; ``units=False`` makes every record a unit of its own where
-        people come with several (``insteval``), so that promises are made for a record. ``least-squares`` takes ``records``, ``dimension``,
-        ``tests`` and ``seed`` of ``least_squares``.
+        people come with several (``insteval``), so that promises are made for a record. ``least-squares`` takes
+        ``records``, ``dimension``, ``tests`` and ``seed`` of ``least_squares``.
     """
     source = SOURCES.get(str(name))
     merge = options.pop("merge", False)
@@ -93,8 +93,8 @@ def load(name: str | Path, folder: str | Path | None = None, **options: Any) -> 
     else:
         records, records_seed = options.pop("records", None), options.pop("records_seed", 0)
         if source is not None:
-            known = _known(options, ("units",) if "unit" in source.schema else (), source.name)
-            dataset = _read(source, data_folder(folder), **known)
+            people = ("units",) if "unit" in source.schema else ()
+            dataset = _read(source, data_folder(folder), **_known(options, people, source.name))
         elif isinstance(name, Path) or os.sep in name or Path(name).exists():
             dataset = load_folder(Path(name), **_known(options, ("schema", "invalid"), "your own data"))
         else:
