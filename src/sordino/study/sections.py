@@ -91,8 +91,9 @@ class DataKeys(Section):
     def expected_clients(self) -> tuple[list[str] | None, bool]:
         """The clients' names, as far as they follow without reading records, and whether they are files in order."""
         if self.table_schema is None and (self.name in SOURCES or self.partition not in (None, "natural")):
-            count = SOURCES[self.name].clients if self._natural else self.clients
-            return (None if count is None else client_names(count)), False
+            if self._natural:
+                return list(SOURCES[self.name].client_names or ()), False
+            return (None if self.clients is None else client_names(self.clients)), False
         path = Path((self.folder or self.name) if self.table_schema is not None else self.name)
         return [stem_of(file) for file in client_files(path)], True
 
