@@ -16,6 +16,7 @@ from dataclasses import replace
 from sordino.errors import BadInput
 from sordino.privacy import accounting
 from sordino.privacy.book import Account, Book, Charge, LedgerPlan, check_names, number, plan_body
+from sordino.privacy.groups import is_account_of
 from sordino.privacy.held import HELD, check_share
 from sordino.privacy.ledger_file import FIELDS, check_payload
 from sordino.privacy.ledger_format import Entry
@@ -92,7 +93,7 @@ class Ledger(Reading):
                 else:
                     check_promised(budget.adjacency)
                     bound = self._file.book.bindings
-                    if bound and not simulated and client.removesuffix(HELD) != bound[-1].account:
+                    if bound and not simulated and not is_account_of(client, bound[-1].account):
                         raise BadInput(
                             f"this ledger belongs to site {bound[-1].site!r} and has one account: {client!r} needs a "
                             "ledger of its own"

@@ -30,7 +30,8 @@ class Till:
 
     Attributes
     ----------
-    account: of the ledger; that of the records which are read, and of no others.
+    account: of the ledger; that of the records which are read, and of no others. Where they fall into groups, the
+        groups' accounts begin with it.
     private: whether the method adds noise; without it nothing is charged, and every release is noted.
     most: how often a release of one name may be made in the run.
     """
@@ -58,12 +59,15 @@ class Till:
         ``unavailable``; a reply is stored before it is sent.
         """
         key = key_of(turn, terms, masks)
+        accounts = [self.account + suffix for suffix in terms.events]
+        first = accounts[0]  # of records in groups every account is charged, and one of them keeps the reply
         if self.private:
-            stored = self.ledger.stored(self.account, self.run, key, request)
+            stored = self.ledger.stored(first, self.run, key, request)
             if stored is not None:
                 log.info("%s: sent again as it was", key)
                 return stored
-        self._count(terms.what)
+        for one in accounts:
+            self._count(one, terms.what)
         gate = Gate(self.ledger if self.private else None, self.source, self.run)
         permit = gate.grant([turn], [terms], request, masks)
         try:  # from here on records are read, and what goes wrong is nobody's business
@@ -72,18 +76,18 @@ class Till:
             log.exception("%s failed after it was charged; the server is told 'unavailable'", key)
             return wire.unavailable()
         if self.private:
-            self.ledger.store(self.account, self.run, key, request, reply)
-            self.ledger.forget(self.account, self.run, keep=RESENDABLE)
+            self.ledger.store(first, self.run, key, request, reply)
+            self.ledger.forget(first, self.run, keep=RESENDABLE)
         log.info("%s: released", key)
         return reply
 
-    def _count(self, what: str) -> None:
+    def _count(self, account: str, what: str) -> None:
         """Refuse a release beyond the most that the run may have; note it where nothing is charged."""
-        so_far = (self.ledger.charges if self.private else self.ledger.unprotected)(self.account, self.run, what)
+        so_far = (self.ledger.charges if self.private else self.ledger.unprotected)(account, self.run, what)
         if so_far >= self.most:
             raise Refused(f"{what!r} was released {so_far} times in this run: this site allows {self.most} turns of it")
         if not self.private:
-            self.ledger.record_unprotected(self.account, self.run, what)
+            self.ledger.record_unprotected(account, self.run, what)
 
 
 def sealed(parts: Mapping[str, Release]) -> dict[str, Tensor]:

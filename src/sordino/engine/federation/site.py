@@ -36,6 +36,7 @@ from sordino.engine.federation.taking_part import TakingPart
 from sordino.engine.federation.wire import Packet, pack, unpack, whole
 from sordino.errors import BadInput, BudgetRefused, SordinoError
 from sordino.methods import Method
+from sordino.privacy.drawing import Members, draw_batches
 from sordino.privacy.gate import Gate, Permit, Terms
 from sordino.privacy.generators import Secret, Source, Turn
 from sordino.privacy.held import HELD
@@ -98,6 +99,7 @@ class Site:
         self.offered = budget if most is None else replace(budget, epsilon=min(most, budget.epsilon))
         self.source = Secret() if source is None else source
         self.raw = raw
+        self.members: Members | None = None
         self.account = ledger.bind(name, commit or (lambda salt: commitment(records, salt)))
         ledger.open_account(self.account, budget, composition=purse.composition)
         if self.held is not None:
@@ -265,7 +267,7 @@ class Site:
         check_place(self.policy, job.rounds, turn.round, turn.copy, max((job.plan.turns, *job.plan.queries)))
 
         def make(permit: Permit, gate: Gate) -> Packet:
-            batches = self.source.batches(turn, terms.what, terms.sampling, self.declared.records, terms.count)
+            batches = draw_batches(self.source, turn, terms, self.declared.records, self.members)
             with threads_for_step(job.work.engine.dimension, terms.divisor):
                 return work(Rows([turn], [batches], self._mapped(job.fixed, self.records)), permit, gate)
 
