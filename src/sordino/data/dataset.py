@@ -17,6 +17,7 @@ from sordino.data.budgets import BudgetTerms, Spec, warn_of, warn_of_deltas
 from sordino.data.partitions import Index, Parts, generator
 from sordino.errors import BadInput
 from sordino.privacy.held import held_out
+from sordino.privacy.levels import Levels, check_levels, counted, level_places
 from sordino.privacy.types import Adjacency, Budget
 
 Features = npt.NDArray[np.float32]
@@ -54,6 +55,8 @@ class Dataset:
         Whether those clients are files in the order of their names.
     ranged
         For tables: how many of a record's first numbers have a declared range, and the range they were scaled to.
+    words
+        Columns that were kept as words, one a record (None where there was none).
     """
 
     name: str
@@ -69,6 +72,7 @@ class Dataset:
     source: dict[str, Any] = field(default_factory=dict)
     sorted_files: bool = False
     ranged: Ranged | None = None
+    words: Mapping[str, Sequence[str | None]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.x)
@@ -83,7 +87,9 @@ class Dataset:
         chosen = np.sort(generator(seed, "subset").permutation(len(self))[:records])
         owners = None if self.owners is None else self.owners[chosen]
         source = {**self.source, "records": records, "records_seed": seed}
-        return replace(self, x=self.x[chosen], y=self.y[chosen], valid=self.valid[chosen], owners=owners, source=source)
+        words = {column: tuple(own[k] for k in chosen.tolist()) for column, own in self.words.items()}
+        x, y, valid = self.x[chosen], self.y[chosen], self.valid[chosen]
+        return replace(self, x=x, y=y, valid=valid, owners=owners, source=source, words=words)
 
     def partition(
         self,
@@ -138,6 +144,7 @@ class Dataset:
         return Federation(
             self.name, self.x, self.y, self.valid, names, train, tests, held, self.task, self.classes,
             description=described, sorted_files=self.sorted_files and kind == "natural", ranged=self.ranged,
+            words=self.words,
         )  # fmt: skip
 
     def _without_central(self, share: float, seed: int) -> tuple[Index, tuple[Features, Targets] | None]:
@@ -209,6 +216,11 @@ class Federation:
         Whether the clients are files in the order of their names, which nobody chose.
     ranged
         How many of a record's first numbers have a declared range, and which; None for anything but tables.
+    words
+        Columns that were kept as words, one a record (None where there was none).
+    consent
+        Levels of consent, where budgets differ within a client (``with_levels``): ε by level, the strictest first, and
+        for every record the place of its level among them. ``budgets`` are then the strictest level's.
     """
 
     name: str
@@ -226,6 +238,8 @@ class Federation:
     description: dict[str, Any] = field(default_factory=dict)
     sorted_files: bool = False
     ranged: Ranged | None = None
+    words: Mapping[str, Sequence[str | None]] = field(default_factory=dict)
+    consent: tuple[dict[str, float], Index] | None = None
 
     def __len__(self) -> int:
         return len(self.names)
@@ -296,6 +310,57 @@ class Federation:
         warn_of(made.names, made.budgets or ())
         return made
 
+    def with_levels(
+        self,
+        levels: Mapping[str, float],
+        column: str | Sequence[Any],
+        delta: float | Sequence[float] | Mapping[str, float] = 1e-5,
+        adjacency: str | Adjacency = Adjacency.ZERO_OUT,
+    ) -> Federation:
+        """The same federation with budgets that differ within every client, by the level that a record's person chose.
+
+        Parameters
+        ----------
+        levels
+            ε by level: ``{"strict": 0.5, "standard": 1.0, "generous": 4.0}``.
+        column
+            The column that says a record's level, kept by ``from_folder(…, also=[column])``; or a word for every
+            record, in the order of ``x`` (for ``from_arrays`` the clients' records one after another).
+
+        A record whose word is missing or names no level is of the strictest. See docs/levels.md.
+        """
+        epsilons = check_levels(levels, "budgets.levels")
+        if isinstance(column, str) and column not in self.words:
+            raise BadInput(
+                f"the column {column!r} was not kept with the records: load them with from_folder(…, also=[{column!r}])"
+            )
+        words = self.words[column] if isinstance(column, str) else column
+        if len(words) != len(self.x):
+            raise BadInput(f"{len(words)} words of levels for {len(self.x)} records: give one each, in the order of x")
+        made = self.with_budgets(min(epsilons.values()), delta, adjacency=adjacency)
+        named = column if isinstance(column, str) else "words"
+        described = {**made.description["budgets"], "levels": epsilons, "column": named}
+        consent = epsilons, level_places(words, epsilons)
+        return replace(made, consent=consent, description={**made.description, "budgets": described})
+
+    @property
+    def levels(self) -> tuple[Levels, ...]:
+        """By client the levels of its training records, with how many each has; empty where budgets have no levels."""
+        if self.consent is None or self.budgets is None:
+            return ()
+        epsilons, places = self.consent
+        return tuple(counted(places[part], epsilons, budget) for part, budget in zip(self.train, self.budgets))
+
+    @property
+    def members(self) -> tuple[dict[str, Index], ...]:
+        """By client and level which of its training records have it; empty where budgets have no levels."""
+        if self.consent is None:
+            return ()
+        epsilons, places = self.consent
+        return tuple(
+            {name: np.flatnonzero(places[part] == place) for place, name in enumerate(epsilons)} for part in self.train
+        )
+
     def with_terms(self, terms: BudgetTerms) -> Federation:
         """``with_budgets``, its arguments put together; warns of a δ above 1/n only (``warn_of`` looks at ε)."""
         budgets, batches = terms.of(self.names, self.sorted_files)
@@ -304,7 +369,7 @@ class Federation:
         made |= {"adjacency": str(Adjacency.parse(terms.adjacency)), **terms.options}
         made |= {} if terms.order is None else {"order": list(terms.order)}
         description = {**self.description, "budgets": plain(made)}
-        return replace(self, budgets=budgets, batch_sizes=batches, description=description)
+        return replace(self, budgets=budgets, batch_sizes=batches, description=description, consent=None)
 
 
 def check_options(kind: str, options: Mapping[str, Any]) -> None:

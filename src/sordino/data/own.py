@@ -67,6 +67,7 @@ def from_folder(
     seed: int = 0,
     invalid: str = "refuse",
     central: float = 0.0,
+    also: Sequence[str] = (),
 ) -> Federation:
     """The clients in a folder: one CSV, Parquet or NPZ file each, named by the file's stem, sorted.
 
@@ -81,8 +82,11 @@ def from_folder(
     invalid
         ``"refuse"``: a record that cannot be encoded is an error that names file, row and column. ``"null"``: it
         becomes a null row, so that the number of records stays what was declared (rule R8).
+    also
+        Columns (of NPZ files: arrays) to keep as words beside the records, such as that of ``with_levels``.
     """
-    return load_folder(Path(path), schema, invalid).partition("natural", seed=seed, test=test, central=central)
+    dataset = load_folder(Path(path), schema, invalid, also)
+    return dataset.partition("natural", seed=seed, test=test, central=central)
 
 
 def from_arrays(
@@ -133,8 +137,10 @@ def from_datasets(clients: Sequence[Any], names: Sequence[str] | None = None, **
     return from_arrays(pairs, names, **options)
 
 
-def load_folder(path: Path, schema: Mapping[str, Any] | None = None, invalid: str = "refuse") -> Dataset:
-    """All records of a folder with a file per client, and who owns which."""
+def load_folder(
+    path: Path, schema: Mapping[str, Any] | None = None, invalid: str = "refuse", also: Sequence[str] = ()
+) -> Dataset:
+    """All records of a folder with a file per client, and who owns which; ``also``: columns to keep as words."""
     check_invalid(invalid)
     files = client_files(path, tell=True)
     raw = schema if schema is not None else schema_beside(path)
@@ -142,7 +148,29 @@ def load_folder(path: Path, schema: Mapping[str, Any] | None = None, invalid: st
     encoded = [_read_client(file, parsed, invalid) for file in files]
     name = path.resolve().name if path.is_dir() else path.stem
     made = {"schema": dict(raw), "invalid": invalid}
-    return replace(_together(name, [stem_of(file) for file in files], encoded, parsed, made), sorted_files=True)
+    noted = {
+        column: tuple(one for file in files for one in read_words(file, column, parsed.delimiter)) for column in also
+    }
+    dataset = _together(name, [stem_of(file) for file in files], encoded, parsed, made)
+    return replace(dataset, sorted_files=True, words=noted)
+
+
+def read_words(file: Path, column: str, delimiter: str | None = None) -> list[str | None]:
+    """A word for every record of a client's file: the cell of a column, trimmed; None where there is none."""
+    if kind_of(file) != "npz":
+        found: list[str | None] = words(
+            read_table(file, [column], delimiter or delimiter_of(file)).columns[column]
+        ).to_pylist()
+        return found
+    try:
+        with np.load(file, allow_pickle=False) as content:
+            if column not in content.files:
+                raise BadInput(f"{file} has no array {column!r}: it has {', '.join(content.files)}")
+            return [str(one).strip() for one in content[column].tolist()]
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        if isinstance(error, BadInput):
+            raise
+        raise BadInput(f"{file} cannot be read as npz: {error}") from None
 
 
 def kind_of(file: Path) -> str | None:

@@ -365,9 +365,8 @@ class Site:
         if not method.private:
             self.ledger.mark_not_private(self.account, f"run {job.run} used {method.name}, which adds no noise")
             return job, plan.turns
-        events, whole = plan.declaration()
-        declared = LedgerPlan(self.account, job.run, events, whole)
-        return job, self.ledger.declare([declared], self.policy.run_epsilon)[self.account]
+        plans = [LedgerPlan(account, job.run, *told) for account, told in plan.declaration().items()]
+        return job, min(self.ledger.declare(plans, self.policy.run_epsilon).values())
 
     def _pact(self, packet: Packet, method: Method) -> Pact | None:
         """What the sites of a run agreed on, checked anew with every request; None where each adds its own noise."""

@@ -1,0 +1,82 @@
+"""Levels of consent: people at one site who agree to different ε.
+
+A level is public and fixed for life: what it is called, its ε, and how many of a site's records have it; which records
+they are is known to the site alone. A record whose level is missing, or is none of the declared ones, has the
+strictest. All levels share one noise and one clipping radius; each is sampled at a rate of its own
+(``accounting.rates``) and has an account of its own (``groups``). Neighbouring data sets differ in one record, whose
+level stays what it was.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sordino.errors import BadInput
+from sordino.privacy.groups import check_group_name, suffix_of
+from sordino.privacy.types import Budget
+
+
+@dataclass(frozen=True)
+class Level:
+    """What some of a client's records allow: (ε, δ), and how many they are. All of it is public."""
+
+    name: str
+    budget: Budget
+    records: int
+
+    @property
+    def suffix(self) -> str:
+        """What the level's account is called, after the client's own."""
+        return suffix_of(self.name)
+
+
+Levels = tuple[Level, ...]
+"""The levels of one client, the strictest first; empty where all of its records have one budget."""
+
+
+def check_levels(given: Mapping[str, float], where: str) -> dict[str, float]:
+    """ε by level, the strictest first; refuses names that no account can bear, and an ε that is no promise."""
+    if not given:
+        raise BadInput(f"{where} is empty: name at least one level and its ε, such as {{strict = 0.5, generous = 4.0}}")
+    for name, epsilon in given.items():
+        if not isinstance(name, str) or not name:
+            raise BadInput(f"{where} has a level called {name!r}: a level has a name, a word of its column")
+        check_group_name(name)
+        number = isinstance(epsilon, (int, float)) and not isinstance(epsilon, bool)
+        if not number or not (math.isfinite(epsilon) and epsilon > 0):
+            raise BadInput(f"{where}.{name} = {epsilon!r}: a level promises a positive, finite ε")
+    return {name: float(given[name]) for name in sorted(given, key=lambda one: (given[one], one))}
+
+
+def level_places(words: Iterable[object], levels: Mapping[str, float]) -> NDArray[np.int64]:
+    """For every record the place of its level among ``levels``, which are the strictest first.
+
+    Guarantees: a record is of the strictest level unless its word is exactly the name of another one, spaces around it
+    aside.
+    """
+    places = {name: place for place, name in enumerate(levels)}
+    return np.array([places.get(str(one).strip(), 0) if one is not None else 0 for one in words], dtype=np.int64)
+
+
+def counted(places: NDArray[np.int64], epsilons: Mapping[str, float], budget: Budget) -> Levels:
+    """The levels of a client whose records are at these places among ``epsilons``; ``budget`` has δ and adjacency."""
+    counts = np.bincount(places, minlength=len(epsilons)).tolist()
+    return tuple(
+        Level(name, Budget(epsilon, budget.delta, budget.adjacency), count)
+        for (name, epsilon), count in zip(epsilons.items(), counts)
+    )
+
+
+def strictest(levels: Sequence[Level]) -> Budget:
+    """What every record allows, whatever its level: the smallest ε of all that are declared."""
+    return min((one.budget for one in levels), key=lambda budget: budget.epsilon)
+
+
+def present(levels: Sequence[Level]) -> Levels:
+    """The levels that some record has."""
+    return tuple(one for one in levels if one.records)
