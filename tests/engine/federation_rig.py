@@ -150,11 +150,12 @@ class Rig:
         place = self.clients.names.index(name)
         ledger = self.stack.enter_context(Ledger(self.folder / f"{name}.db"))
         declared = Declared(len(self.clients.train[place]), self.clients.shape, self.clients.classes, "")
+        consent = None if self.clients.consent is None else self.clients.consent.of(self.clients.train[place])
         return Site(
             name,
             records_of(self.clients, place),
             declared,
-            Purse(self.clients.budgets[place], ledger),
+            Purse(self.clients.budgets[place], ledger, consent=consent),
             self.folder / name,
             self.policies.get(name, self.everywhere),
             None if self.key is None else Fixture(self.key),

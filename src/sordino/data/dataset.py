@@ -17,7 +17,7 @@ from sordino.data.budgets import BudgetTerms, Spec, warn_of, warn_of_deltas
 from sordino.data.partitions import Index, Parts, generator
 from sordino.errors import BadInput
 from sordino.privacy.held import held_out
-from sordino.privacy.levels import Levels, check_levels, counted, level_places
+from sordino.privacy.levels import Consent, Levels
 from sordino.privacy.types import Adjacency, Budget
 
 Features = npt.NDArray[np.float32]
@@ -219,8 +219,8 @@ class Federation:
     words
         Columns that were kept as words, one a record (None where there was none).
     consent
-        Levels of consent, where budgets differ within a client (``with_levels``): ε by level, the strictest first, and
-        for every record the place of its level among them. ``budgets`` are then the strictest level's.
+        Levels of consent, where budgets differ within a client (``with_levels``), of all records. ``budgets`` are then
+        the strictest level's.
     """
 
     name: str
@@ -239,7 +239,7 @@ class Federation:
     sorted_files: bool = False
     ranged: Ranged | None = None
     words: Mapping[str, Sequence[str | None]] = field(default_factory=dict)
-    consent: tuple[dict[str, float], Index] | None = None
+    consent: Consent | None = None
 
     def __len__(self) -> int:
         return len(self.names)
@@ -329,7 +329,6 @@ class Federation:
 
         A record whose word is missing or names no level is of the strictest. See docs/levels.md.
         """
-        epsilons = check_levels(levels, "budgets.levels")
         if isinstance(column, str) and column not in self.words:
             raise BadInput(
                 f"the column {column!r} was not kept with the records: load them with from_folder(…, also=[{column!r}])"
@@ -337,10 +336,10 @@ class Federation:
         words = self.words[column] if isinstance(column, str) else column
         if len(words) != len(self.x):
             raise BadInput(f"{len(words)} words of levels for {len(self.x)} records: give one each, in the order of x")
-        made = self.with_budgets(min(epsilons.values()), delta, adjacency=adjacency)
+        consent = Consent.of_words(words, levels, "budgets.levels")
+        made = self.with_budgets(min(consent.epsilons.values()), delta, adjacency=adjacency)
         named = column if isinstance(column, str) else "words"
-        described = {**made.description["budgets"], "levels": epsilons, "column": named}
-        consent = epsilons, level_places(words, epsilons)
+        described = {**made.description["budgets"], "levels": dict(consent.epsilons), "column": named}
         return replace(made, consent=consent, description={**made.description, "budgets": described})
 
     @property
@@ -348,18 +347,14 @@ class Federation:
         """By client the levels of its training records, with how many each has; empty where budgets have no levels."""
         if self.consent is None or self.budgets is None:
             return ()
-        epsilons, places = self.consent
-        return tuple(counted(places[part], epsilons, budget) for part, budget in zip(self.train, self.budgets))
+        return tuple(self.consent.of(part).levels(budget) for part, budget in zip(self.train, self.budgets))
 
     @property
     def members(self) -> tuple[dict[str, Index], ...]:
         """By client and level which of its training records have it; empty where budgets have no levels."""
         if self.consent is None:
             return ()
-        epsilons, places = self.consent
-        return tuple(
-            {name: np.flatnonzero(places[part] == place) for place, name in enumerate(epsilons)} for part in self.train
-        )
+        return tuple(self.consent.of(part).members for part in self.train)
 
     def with_terms(self, terms: BudgetTerms) -> Federation:
         """``with_budgets``, its arguments put together; warns of a δ above 1/n only (``warn_of`` looks at ε)."""

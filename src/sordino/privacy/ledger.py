@@ -20,6 +20,7 @@ from sordino.privacy.groups import is_account_of
 from sordino.privacy.held import HELD, check_share
 from sordino.privacy.ledger_file import FIELDS, check_payload
 from sordino.privacy.ledger_format import Entry
+from sordino.privacy.levels import LEVELLED
 from sordino.privacy.planning import COMPOSITIONS, caps, check_repeated, check_room, filter_order, payable, planned
 from sordino.privacy.reading import Reading
 from sordino.privacy.types import Adjacency, Budget, check_promised
@@ -388,7 +389,14 @@ class Ledger(Reading):
                 "go from training to held-out or back; records with ids (data.id) can be bound anew"
             )
         salt = secrets.token_bytes(32)
-        body = {"site": site, "commitment": commit(salt), "salt": salt.hex(), "reason": reason, "officer": officer}
+        commitment = commit(salt)
+        if any(LEVELLED in one for one in (commitment, *(known.commitment for known in self.bindings()))):
+            raise BadInput(
+                f"{self.path}: records with levels of consent cannot be bound anew, for nobody could tell whether one "
+                "went to another level, which it has for life; put the old records back, or keep a new ledger for "
+                "records of other people"
+            )
+        body = {"site": site, "commitment": commitment, "salt": salt.hex(), "reason": reason, "officer": officer}
         with self._file.transaction() as draft:
             book = self._file.book
             known = [book.bindings[-1].account] if book.bindings else _deployed(book)

@@ -9,9 +9,12 @@ level stays what it was.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,13 +66,47 @@ def level_places(words: Iterable[object], levels: Mapping[str, float]) -> NDArra
     return np.array([places.get(str(one).strip(), 0) if one is not None else 0 for one in words], dtype=np.int64)
 
 
-def counted(places: NDArray[np.int64], epsilons: Mapping[str, float], budget: Budget) -> Levels:
-    """The levels of a client whose records are at these places among ``epsilons``; ``budget`` has δ and adjacency."""
-    counts = np.bincount(places, minlength=len(epsilons)).tolist()
-    return tuple(
-        Level(name, Budget(epsilon, budget.delta, budget.adjacency), count)
-        for (name, epsilon), count in zip(epsilons.items(), counts)
-    )
+@dataclass(frozen=True, eq=False)
+class Consent:
+    """Which level every record has: ε by level, the strictest first, and the place of each record's among them.
+
+    Who has which level stays with whoever has the records; how many have each is public.
+    """
+
+    epsilons: Mapping[str, float]
+    places: NDArray[np.int64]
+
+    @classmethod
+    def of_words(cls, words: Iterable[object], levels: Mapping[str, float], where: str) -> Consent:
+        """From a word a record: whatever is no declared level is the strictest."""
+        epsilons = check_levels(levels, where)
+        return cls(epsilons, level_places(words, epsilons))
+
+    def of(self, some: NDArray[Any]) -> Consent:
+        """The same for some of the records."""
+        return Consent(self.epsilons, self.places[some])
+
+    def levels(self, budget: Budget) -> Levels:
+        """What the records allow, and how many each; δ and adjacency are the budget's."""
+        counts = np.bincount(self.places, minlength=len(self.epsilons)).tolist()
+        return tuple(
+            Level(name, replace(budget, epsilon=epsilon), count)
+            for (name, epsilon), count in zip(self.epsilons.items(), counts)
+        )
+
+    @property
+    def members(self) -> dict[str, NDArray[np.int64]]:
+        """By level which records have it."""
+        return {name: np.flatnonzero(self.places == place) for place, name in enumerate(self.epsilons)}
+
+    def committed(self, commit: Callable[[bytes], str]) -> Callable[[bytes], str]:
+        """A commitment to records and to who has which level: a record that changed its level is another record."""
+        body = json.dumps(list(self.epsilons)).encode() + self.places.astype("<i8").tobytes()
+        return lambda salt: commit(salt) + LEVELLED + hashlib.sha256(salt + body).hexdigest()
+
+
+LEVELLED = " levels "
+"""What stands in a commitment to records with levels before the hash of their levels."""
 
 
 def strictest(levels: Sequence[Level]) -> Budget:

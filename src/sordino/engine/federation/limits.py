@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sordino.errors import BadInput
+from sordino.privacy.levels import Levels
 
 BLANK = (0,)
 """The shape of records that no schema says anything about: they can be surveyed, and not trained on."""
@@ -25,6 +26,8 @@ class Declared:
     """A hash of the feature schema: names, ranges, categories, labels."""
     held: int = 0
     """How many records are held out; ``records`` counts those that training sees."""
+    levels: Levels = ()
+    """Where records have levels of consent: what each level offers a run, and how many training records it has."""
 
     @property
     def task(self) -> str:

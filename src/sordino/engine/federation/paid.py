@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from sordino.engine.federation.limits import Refused
 from sordino.engine.federation.wire import Packet, pack
 from sordino.privacy.gate import Gate, Permit, Terms, key_of
 from sordino.privacy.generators import Source, Turn
-from sordino.privacy.held import OF_HELD
+from sordino.privacy.held import HELD, OF_HELD
 from sordino.privacy.ledger import Ledger
 from sordino.privacy.types import Release
 
@@ -98,16 +98,18 @@ def sealed(parts: Mapping[str, Release]) -> dict[str, Tensor]:
     return {name: one.value for name, one in parts.items()}
 
 
-def told_spent(ledger: Ledger, run: str, account: str, held: str | None = None) -> dict[str, Any]:
+def told_spent(ledger: Ledger, run: str, account: str, trained: Sequence[str], held: bool) -> dict[str, Any]:
     """What a site says in the end, by public counts: what its accounts have spent, and what this run released.
 
-    A record is in one of the two parts, so its ε is the larger of theirs. Held-out records are asked with all of the
-    site's own noise: what is said of whom the promise holds against follows from training.
+    ``trained``: the accounts of training records, the site's own or one for every level of consent. A record is in one
+    of all parts, so the largest ε holds for any. Held-out records are asked with all of the site's own noise: what is
+    said of whom the promise holds against follows from training.
     """
-    accounts = [account, *([] if held is None else [held])]
+    said = {one: one.removeprefix(account) for one in trained} | ({account + HELD: OF_HELD} if held else {})
+    accounts, first = list(said), trained[0]
     released = [
-        {"what": e.what + said, "rate": e.sampling.rate, "noise": e.noise, "count": e.count}
-        for one, said in zip(accounts, ("", OF_HELD))
+        {"what": e.what + after, "rate": e.sampling.rate, "noise": e.noise, "count": e.count}
+        for one, after in said.items()
         for e in ledger.run_events(one, run)
     ]
     spent, here, own = ledger.epsilon(accounts), ledger.epsilon(accounts, run), ledger.own_epsilon(accounts)
@@ -117,8 +119,13 @@ def told_spent(ledger: Ledger, run: str, account: str, held: str | None = None) 
         "run_epsilon": max(here.values()),
         "replace_one_epsilon": max(ledger.replace_one_epsilon(one) for one in accounts),
         "own_epsilon": max(own.values()),
-        **({} if held is None else {"training_epsilon": spent[account], "held_epsilon": spent[held]}),
-        "against": asdict(ledger.against(account)),
-        "composition": ledger.composition(account),
+        **(
+            {"training_epsilon": max(spent[one] for one in trained), "held_epsilon": spent[account + HELD]}
+            if held
+            else {}
+        ),
+        **({} if first == account else {"levels": {said[one]: [spent[one], here[one]] for one in trained}}),
+        "against": asdict(ledger.against(first)),
+        "composition": ledger.composition(first),
         "not_private": list(dict.fromkeys(mark for one in accounts for mark in ledger.account(one).not_private)),
     }
