@@ -260,7 +260,6 @@ def test_a_ledger_without_levels_is_none_for_records_with_some(clients: Any, tmp
 def test_what_cannot_sample_by_level_is_refused(clients: Any) -> None:
     for method, more, told in (
         ("dp-fedavg", {"sampling": "full"}, "poisson"),
-        ("least-squares", {}, "poisson"),
         ("dp-fedavg", {"rate": 0.1, "trust": {"noise": "shared"}}, "shared"),
         (sd.methods.get("adaptdp", {"ask": {"name": "squared-norm", "size": "full"}}), RATE, "all records"),
         (sd.methods.get("dp-fedavg", {"calibrate": "closed-form-selection"}), RATE, "one budget a client"),

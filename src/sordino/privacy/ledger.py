@@ -12,6 +12,7 @@ import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 from sordino.errors import BadInput
 from sordino.privacy import accounting
@@ -60,13 +61,15 @@ class Ledger(Reading):
         accountant: str = "pld",
         simulated: bool = False,
         composition: str | None = None,
+        owner: str = "",
     ) -> None:
         """Open an account, or find it as it should be. Another budget than the recorded one is refused.
 
         ``composition``: ``declared`` (default), what is declared before the first release by the accountant and later
         plans by a filter, if the first leave room for one; ``filter``, everything by a filter, at 4 to 14 % more noise.
+        ``owner``: whose records these are, where it is the account of a group of them.
         """
-        self.open_accounts({client: budget}, accountant, simulated, composition)
+        self.open_accounts({client: budget}, accountant, simulated, composition, {client: owner} if owner else {})
 
     def open_accounts(
         self,
@@ -74,8 +77,9 @@ class Ledger(Reading):
         accountant: str = "pld",
         simulated: bool = False,
         composition: str | None = None,
+        owners: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """Open many accounts in one transaction."""
+        """Open many accounts in one transaction; ``owners``: of accounts of groups of records, whose they are."""
         if composition not in (None, *COMPOSITIONS):
             raise BadInput(f"composition {composition!r} is unknown: use one of {', '.join(COMPOSITIONS)}")
         usable = [a for a in accounting.ACCOUNTANTS if a not in _PICK_NOISE_ONLY]
@@ -91,6 +95,11 @@ class Ledger(Reading):
                     draft.add("restated", {"adjacency": str(budget.adjacency)}, client=client)
                 elif known is not None:
                     _check_same(known, budget, accountant, simulated, composition)
+                    if known.owner != owners.get(client, ""):
+                        told = (
+                            f"of some of {known.owner!r}'s records" if known.owner else "of all of a client's records"
+                        )
+                        raise BadInput(f"{client!r} is the account {told} in this ledger: keep a new ledger")
                 else:
                     check_promised(budget.adjacency)
                     bound = self._file.book.bindings
@@ -106,6 +115,7 @@ class Ledger(Reading):
                         "adjacency": str(budget.adjacency),
                         "accountant": accountant,
                         "simulated": bool(simulated),
+                        **({"owner": owners[client]} if client in owners else {}),
                     }
                     draft.add("account", body, client=client)
 

@@ -255,7 +255,15 @@ def _warn_untested(clients: Federation) -> None:
 def open_accounts(book: Ledger, plan: Plan, run: str) -> dict[str, int]:
     """Open an account for every client, declare the plan, and return how many turns each can pay."""
     accounts = {account: budget for client in plan.clients for account, budget in client.accounts.items()}
-    book.open_accounts(accounts, simulated=True)
+    owners = {account: client.name for client in plan.clients if client.levels for account in client.accounts}
+    known = {account.client: account.owner for account in book.accounts()}
+    mixed = [c.name for c in plan.clients if (c.name in known if c.levels else c.name in known.values())]
+    if mixed:
+        raise BadInput(
+            f"{book.path} knows {mixed[0]!r} {'without' if mixed[0] in known else 'with'} levels of consent: what its "
+            "records spent would not count; use another ledger"
+        )
+    book.open_accounts(accounts, simulated=True, owners=owners)
     taking = {c.name: c.declaration() for c in plan.clients if c.turns > 0 or any(c.queries)}
     plans = [LedgerPlan(account, run, *told) for own in taking.values() for account, told in own.items()]
     paid = book.declare(plans)

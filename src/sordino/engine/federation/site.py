@@ -112,7 +112,8 @@ class Site:
         self.trained = {self.account + one.suffix: one.budget for one in present(levels)} or {self.account: budget}
         held_account = {} if self.held is None else {self.account + HELD: budget}
         for one, allowed in {**self.trained, **held_account}.items():
-            ledger.open_account(one, allowed, composition=purse.composition)
+            owner = self.account if levels and one in self.trained else ""
+            ledger.open_account(one, allowed, composition=purse.composition, owner=owner)
             if source is not None:
                 ledger.mark_not_private(one, "a generator was injected at the site: a test, not a deployment")
         self._seen: list[tuple[nn.Module, Records, Records]] = []
