@@ -71,6 +71,8 @@ class Client:
     """What its two accounts have spent, where records are held out; ``spent`` is the larger."""
     ends: float | None
     """The round after which its budget pays for no more; ∞ when it outlasts the run, None where nobody says."""
+    levels: tuple[tuple[str, float | None, float | None], ...] = ()
+    """Where records have levels of consent: their names, what they allow and what they spent."""
 
 
 @dataclass(frozen=True)
@@ -344,6 +346,10 @@ def _clients(result: Result, rounds: Sequence[Mapping[str, Any]]) -> tuple[Clien
             training=_or_infinite(entry, "training_epsilon"),
             held=_or_infinite(entry, "held_epsilon"),
             ends=_or_infinite(entry, "budget_ends"),
+            levels=tuple(
+                (str(one.get("level")), _or_infinite(one, "epsilon"), _or_infinite(one, "spent_epsilon"))
+                for one in entry.get("levels") or ()
+            ),
         )
         for place, (name, entry) in enumerate(zip(names, entries, strict=True))
     )
