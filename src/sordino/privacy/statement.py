@@ -89,7 +89,11 @@ def _parts(ledger: Ledger, names: list[str]) -> dict[str, dict[str, Any]]:
     """By client with held-out records, under both names: what its two accounts have spent, and how they were parted."""
     known = {account.client for account in ledger.accounts()}
     own = {ledger.account(name).owner or name.removesuffix(HELD) for name in names}
-    trained = {name: [a.client for a in ledger.accounts() if name in (a.client, a.owner)] for name in own}
+    trained: dict[str, list[str]] = {name: [] for name in own}
+    for account in ledger.accounts():
+        whose = account.owner or account.client
+        if whose in trained:
+            trained[whose].append(account.client)
     both = sorted(name for name in own if trained[name] and name + HELD in known)
     if not both:
         return {}

@@ -139,10 +139,11 @@ def _settled(search: _Search, accountant: str) -> float:
     """The scale of noise that every level's budget pays for at its rate."""
     scale, deltas = float(search.scales.max()), [one.budget.delta for one in search.levels]
     most = np.array([one.budget.epsilon for one in search.levels])
-    while True:
+    for power in range(64):
         events = [
             [replace(e, noise=e.noise * scale) for e in search.events(place)] for place in range(len(search.levels))
         ]
         if np.all(accounting.composed_epsilon(events, deltas, accountant) <= most):
             return scale
-        scale *= 1 + 1e-5  # what was rounded elsewhere
+        scale *= 1 + 1e-5 * 2**power  # what was rounded elsewhere
+    raise BadInput("no amount of noise meets the ε of these levels of consent: give the strictest more")
