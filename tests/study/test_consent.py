@@ -160,6 +160,10 @@ def test_statements_speak_by_level(files: Path, tmp_path: Path) -> None:
         spent = book.epsilon()
         held = statement_text(statement(book, "north (held out)"))
         everything = export(book)["statements"]
+    shown = CliRunner().invoke(app, ["ledger", "show", str(tmp_path / "l.db"), "--client", "north"])
+    assert [line for line in shown.stdout.splitlines() if line.startswith("Privacy statement")] == [
+        f"Privacy statement of client north, training records of level {name}" for name in LEVELS
+    ]
     assert told["epsilon"] == 0.5
     assert told["spent_epsilon"] == spent["north (strict)"] <= 0.5
     assert [one["level"] for one in told["levels"]["levels"]] == list(LEVELS)
