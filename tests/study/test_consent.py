@@ -248,3 +248,56 @@ def test_levels_of_an_npz_file(tmp_path: Path) -> None:
     assert sum(one.records for one in clients.levels[0]) == len(clients.train[0])
     with pytest.raises(BadInput, match="no array"):
         sd.data.from_folder(tmp_path, schema, also=["level"])
+
+
+def write_visits(folder: Path) -> Path:
+    """Forty patients, one to four visits: patient 7 changed their mind, patient 8 said it once, one row is nobody's."""
+    random, lines = np.random.default_rng(3), ["patient,age,weight,sick,consent"]
+    for visit in range(4):
+        for patient in range(40):
+            if patient % 4 >= visit:
+                said = "generous"
+                if patient % 3 == 0 or (patient == 7 and visit == 3) or (patient == 8 and visit == 0):
+                    said = "strict"
+                who = "" if (patient, visit) == (5, 0) else f"p{patient}"
+                lines.append(f"{who},{random.integers(0, 100)},{random.integers(0, 200)},no,{said}")
+    (folder / "north.csv").write_text("\n".join(lines) + "\n\n\n")
+    return folder
+
+
+PATIENTS = {**SCHEMA, "unit": "patient", "unit_records": 2, "unit_name": "patient"}
+
+
+def test_a_person_whose_records_differ_is_of_the_strictest_of_their_levels(tmp_path: Path) -> None:
+    """Also where the record that says so is beyond the cap of two: it is the person who agreed to less."""
+    folder = write_visits(tmp_path)
+    found = sd.data.from_folder(folder, PATIENTS, test=0.0, invalid="null", also=["consent"])
+    clients = found.with_levels({"strict": 0.5, "generous": 4.0}, "consent")
+    wanted = sum(patient % 3 == 0 or patient in (7, 8) for patient in range(40))
+    assert [(one.name, one.records) for one in clients.levels[0]] == [("strict", wanted), ("generous", 40 - wanted)]
+    assert sum(len(own) for own in clients.members[0].values()) == clients.sizes[0] == 40
+    run = sd.train(clients, "logistic", "dp-fedavg", 2, rate=0.2, ledger=tmp_path / "l.db")
+    for level in run.privacy[0]["levels"]:
+        assert 0.99 * level["epsilon"] < level["spent_epsilon"] <= level["epsilon"]
+    with Ledger(tmp_path / "l.db", readonly=True) as book:
+        text = statement_text(statement(book, "north (strict)"))
+    assert "Privacy statement of client north, patients of level strict" in text
+    assert "A patient has one level for life" in text
+
+
+def test_a_site_counts_persons_by_level(tmp_path: Path) -> None:
+    write_visits(tmp_path)
+    path = tmp_path / "SITE.toml"
+    text = SITE.replace("clients/north.csv", "north.csv").replace("standard = 1.0\n", "")
+    path.write_text(text.replace('target = "sick"', 'unit = "patient"\nunit_records = 2\ntarget = "sick"'))
+    with read_site(path).open() as site:
+        strict = {0, *range(3, 40, 3), 7, 8}
+        assert [(one.name, one.records) for one in site.declared.levels] == [
+            ("strict", len(strict)),
+            ("generous", 40 - len(strict)),
+        ]
+        assert site.declared.records == 40
+        assert site.members is not None
+        # Units are counted in the order in which they first come; p5 comes later, for its first visit is nobody's.
+        order = [k for k in range(40) if k != 5] + [5]
+        assert {order[k] for k in site.members["strict"]} == strict

@@ -60,10 +60,16 @@ def level_places(words: Iterable[object], levels: Mapping[str, float]) -> NDArra
     """For every record the place of its level among ``levels``, which are the strictest first.
 
     Guarantees: a record is of the strictest level unless its word is exactly the name of another one, spaces around it
-    aside.
+    aside; of several words (a tuple) the strictest counts.
     """
     places = {name: place for place, name in enumerate(levels)}
-    return np.array([places.get(str(one).strip(), 0) if one is not None else 0 for one in words], dtype=np.int64)
+
+    def place(one: object) -> int:
+        if isinstance(one, tuple):
+            return min(map(place, one), default=0)
+        return 0 if one is None else places.get(str(one).strip(), 0)
+
+    return np.array([place(one) for one in words], dtype=np.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,6 +91,13 @@ class Consent:
     def of(self, some: NDArray[Any]) -> Consent:
         """The same for some of the records."""
         return Consent(self.epsilons, self.places[some])
+
+    def of_units(self, table: NDArray[np.int64]) -> Consent:
+        """The levels of units of several records, whose places are the rows of ``table``, −1 behind the last.
+
+        A person whose records differ is of the strictest of their levels.
+        """
+        return Consent(self.epsilons, np.where(table < 0, len(self.epsilons), self.places[table]).min(axis=1))
 
     def levels(self, budget: Budget) -> Levels:
         """What the records allow, and how many each; δ and adjacency are the budget's."""

@@ -33,7 +33,7 @@ def _level_of(account: Account) -> str:
     return account.client.removeprefix(account.owner).removeprefix(" (").removesuffix(")")
 
 
-def levels_in_words(levels: dict[str, Any] | None) -> list[str]:
+def levels_in_words(levels: dict[str, Any] | None, unit: str, units: str) -> list[str]:
     """What the records of every level allow and have spent, and which of it holds for whom."""
     if levels is None:
         return []
@@ -47,8 +47,8 @@ def levels_in_words(levels: dict[str, Any] | None) -> list[str]:
             f"  {one['level'] + ':':<{width}}  epsilon {epsilon_in_words(one['spent_epsilon'])} of {one['epsilon']:.6g}"
             for one in rows
         ),
-        "  A record has one level for life and spends nothing of the others' accounts, so its epsilon is that of its",
-        f"  own level; for any record, not knowing its level, the largest holds: epsilon "
+        f"  A {unit} has one level for life and spends nothing of the others' accounts, so its epsilon is that of its",
+        f"  own level; for any {unit}, not knowing its level, the largest holds: epsilon "
         f"{epsilon_in_words(number(max(spent)))}.",
-        "  How many records have each level is public; which ones have which is not.",
+        f"  How many {units} have each level is public; which ones have which is not.",
     ]
