@@ -20,7 +20,7 @@ from torch import Tensor
 from sordino.client.rows import Records
 from sordino.data.budgets import LARGE
 from sordino.data.encode import delimiter_of, read_table, unit_ids
-from sordino.data.own import kind_of, load_folder, schema_beside
+from sordino.data.own import kind_of, load_folder, read_words, schema_beside
 from sordino.data.schema import Schema, parse_schema, word
 from sordino.data.survey import Places, Survey, places, read_raw
 from sordino.data.units import UNIT_NAME, kept, members, numbered
@@ -35,6 +35,7 @@ from sordino.engine.federation.surveying import Raw
 from sordino.errors import BadInput
 from sordino.privacy.generators import Source
 from sordino.privacy.ledger import Ledger
+from sordino.privacy.levels import Consent, check_levels
 from sordino.privacy.types import RECORD, Adjacency, Budget, check_promised
 from sordino.study.deploy import schema_hash
 from sordino.study.sections import Section, explain
@@ -70,19 +71,30 @@ class SiteData(Section):
 
 
 class SiteBudget(Section):
-    """``[budget]``: what may be spent in all, over all runs, and where that is kept."""
+    """``[budget]``: what may be spent in all, over all runs, and where that is kept.
 
-    epsilon: float = Field(gt=0)
+    ``levels``: in place of ``epsilon``, ε by level of consent; ``column`` of the file says which level a record has.
+    """
+
+    epsilon: float | None = Field(default=None, gt=0)
     delta: float = Field(gt=0, lt=1)
     adjacency: Literal["zero-out", "add-remove", "replace-one"] = "zero-out"
     composition: Literal["declared", "filter"] | None = None
     ledger: str = "ledger.db"
+    column: str | None = None
+    levels: dict[str, float] | None = None
 
     def promised(self) -> Budget:
-        """ε, δ and adjacency; refuses an adjacency that cannot be promised."""
+        """ε, δ and adjacency, of the strictest level where there are several; refuses what cannot be promised."""
         adjacency = Adjacency.parse(self.adjacency)
         check_promised(adjacency)
-        return Budget(self.epsilon, self.delta, adjacency)
+        if (self.levels is None) is not (self.column is None):
+            raise BadInput("budget.levels and budget.column go together: ε by level, and the column that says which")
+        if (self.levels is None) is (self.epsilon is None):
+            raise BadInput("say budget.epsilon, or budget.levels with ε by level of consent: one of the two")
+        epsilon = self.epsilon if self.levels is None else min(check_levels(self.levels, "budget.levels").values())
+        assert epsilon is not None
+        return Budget(epsilon, self.delta, adjacency)
 
 
 class Limits(Section):
@@ -242,11 +254,24 @@ class SiteFile(Section):
         (records, declared), folder = self.records(), self.at(self.site.folder)
         folder.mkdir(parents=True, exist_ok=True)
         with Ledger(self.at(self.budget.ledger)) as ledger:
-            name, purse = check_name(self.site.name), Purse(budget, ledger, self.budget.composition)
+            name, purse = check_name(self.site.name), Purse(budget, ledger, self.budget.composition, self.consent())
             held = self.held(ledger, len(records))
             raw = None if held is None or kind_of(self.at(self.data.path)) == "npz" else self._raw(ledger)
             commit = commit_to(ledger, self.at(self.data.path), records, held is not None)
             yield Site(name, records, declared, purse, folder, self.policy, source, self.peers(), held, raw, commit)
+
+    def consent(self) -> Consent | None:
+        """Which unit has which level of consent, in the order of ``records``; None where all have one budget."""
+        levels, column, where = self.budget.levels, self.budget.column, self.at(self.data.path)
+        if levels is None or column is None:
+            return None
+        if self._blank:
+            consent, table = Consent.of_words(read_words(where, column), levels, "budget.levels"), self._blank_units()
+            return consent if table is None else consent.of_units(table.numpy())
+        raw = self.data.table_schema or schema_beside(where)
+        dataset = load_folder(where, raw, "null", [column])
+        consent = Consent.of_words(dataset.words[column], levels, "budget.levels")
+        return consent if dataset.units is None else consent.of_units(members(dataset.units))
 
     def _raw(self, ledger: Ledger) -> Raw:
         """How a survey reads the held-out records: from the file, as they are, parted anew by the ledger's key."""
@@ -315,7 +340,8 @@ class SiteFile(Section):
             raise BadInput(f"there is no ledger at {where}: a new one is tied to its site when it is first used")
         with Ledger(where) as ledger:
             name = check_name(self.site.name)
-            return ledger.rebind(name, commit_to(ledger, self.at(self.data.path), records, False), reason, officer)
+            own, consent = commit_to(ledger, self.at(self.data.path), records, False), self.consent()
+            return ledger.rebind(name, own if consent is None else consent.committed(own), reason, officer)
 
 
 def read_site(path: Path) -> SiteFile:
@@ -336,8 +362,9 @@ def read_site(path: Path) -> SiteFile:
     said = found.budget.promised().epsilon  # what cannot be promised is refused before records are read
     if said == math.inf:
         log.warning("NOT PRIVATE: budget.epsilon = inf says that this site's records are public")
-    elif said > LARGE:
+    elif max([said, *(found.budget.levels or {}).values()]) > LARGE:
         log.warning(
-            "budget.epsilon = %g promises next to nothing: promises that mean something are about 0.1 to 10", said
+            "[budget] promises ε = %g, next to nothing: promises that mean something are about 0.1 to 10",
+            max([said, *(found.budget.levels or {}).values()]),
         )
     return found

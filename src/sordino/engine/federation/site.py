@@ -21,6 +21,7 @@ from sordino.client.rows import Records, Rows, seen_alone
 from sordino.client.turn import answer, take_turn
 from sordino.engine.devices import threads_for_step
 from sordino.engine.federation import wire
+from sordino.engine.federation.consent import commitment_of, levels_to_plain, offered_levels, trained_levels
 from sordino.engine.federation.held import parted
 from sordino.engine.federation.job import Job, Understood, accept, canonical, safe, understand
 from sordino.engine.federation.judged import Task, accept_task, check_request, own_weights, verdict
@@ -36,10 +37,12 @@ from sordino.engine.federation.taking_part import TakingPart
 from sordino.engine.federation.wire import Packet, pack, unpack, whole
 from sordino.errors import BadInput, BudgetRefused, SordinoError
 from sordino.methods import Method
+from sordino.privacy.drawing import draw_batches
 from sordino.privacy.gate import Gate, Permit, Terms
 from sordino.privacy.generators import Secret, Source, Turn
 from sordino.privacy.held import HELD
 from sordino.privacy.ledger import Commit, Ledger, LedgerPlan
+from sordino.privacy.levels import Consent, present
 from sordino.privacy.types import Budget, Release
 from sordino.server.broadcast import Frame, check_broadcast
 
@@ -48,11 +51,15 @@ log = logging.getLogger("sordino.site")
 
 @dataclass(frozen=True)
 class Purse:
-    """What a site may spend in all, the ledger that keeps count, and how runs compose in it (None: as it was)."""
+    """What a site may spend in all, the ledger that keeps count, and how runs compose in it (None: as it was).
+
+    ``consent``: where records have levels of their own, which of them has which; ``budget`` is then the strictest's.
+    """
 
     budget: Budget
     ledger: Ledger
     composition: str | None = None
+    consent: Consent | None = None
 
 
 class Site:
@@ -98,11 +105,15 @@ class Site:
         self.offered = budget if most is None else replace(budget, epsilon=min(most, budget.epsilon))
         self.source = Secret() if source is None else source
         self.raw = raw
-        self.account = ledger.bind(name, commit or (lambda salt: commitment(records, salt)))
-        ledger.open_account(self.account, budget, composition=purse.composition)
-        if self.held is not None:
-            ledger.open_account(self.account + HELD, budget, composition=purse.composition)
-        for one in (self.account, self.account + HELD)[: 2 if self.held is not None else 1]:
+        own = commit or (lambda salt: commitment(records, salt))
+        self.account = ledger.bind(name, commitment_of(ledger, purse.consent, own))
+        levels, self.members = trained_levels(purse.consent, budget, held)
+        self.declared = replace(self.declared, levels=offered_levels(levels, most))
+        self.trained = {self.account + one.suffix: one.budget for one in present(levels)} or {self.account: budget}
+        held_account = {} if self.held is None else {self.account + HELD: budget}
+        for one, allowed in {**self.trained, **held_account}.items():
+            owner = self.account if levels and one in self.trained else ""
+            ledger.open_account(one, allowed, composition=purse.composition, owner=owner)
             if source is not None:
                 ledger.mark_not_private(one, "a generator was injected at the site: a test, not a deployment")
         self._seen: list[tuple[nn.Module, Records, Records]] = []
@@ -154,6 +165,7 @@ class Site:
             "delta": self.offered.delta,
             "adjacency": str(self.offered.adjacency),
             **({} if self.held is None else {"held": self.declared.held}),
+            **({"levels": levels_to_plain(self.declared.levels)} if self.declared.levels else {}),
         }
         try:
             trust = None
@@ -265,7 +277,7 @@ class Site:
         check_place(self.policy, job.rounds, turn.round, turn.copy, max((job.plan.turns, *job.plan.queries)))
 
         def make(permit: Permit, gate: Gate) -> Packet:
-            batches = self.source.batches(turn, terms.what, terms.sampling, self.declared.records, terms.count)
+            batches = draw_batches(self.source, turn, terms, self.declared.records, self.members)
             with threads_for_step(job.work.engine.dimension, terms.divisor):
                 return work(Rows([turn], [batches], self._mapped(job.fixed, self.records)), permit, gate)
 
@@ -323,15 +335,16 @@ class Site:
         LocalState(self.folder / "runs" / run, (), 0).forget()
         erase_key(self._key_file(run))
         self._accepted.cache_clear()  # it holds the key too
-        own = [self.account, *([] if self.held is None else [self.account + HELD])]
+        own = [*self.trained, *([] if self.held is None else [self.account + HELD])]
         declared = [one for one in own if any(standing.plan.run == run for standing in self.ledger.standings(one))]
         if not declared:
             return pack(Packet(wire.FACTS, {"name": self.name}))
         for one in declared:
             self.ledger.close_plan(one, run)
             self.ledger.forget(one, run)
-        spent = told_spent(self.ledger, run, *own)
-        log.info("run %s is over: ε %.4g of %g spent", run, spent["spent_epsilon"], self.budget.epsilon)
+        spent = told_spent(self.ledger, run, self.account, list(self.trained), self.held is not None)
+        most_of_all = max(budget.epsilon for budget in self.trained.values())
+        log.info("run %s is over: ε %.4g of %g spent", run, spent["spent_epsilon"], most_of_all)
         return pack(Packet(wire.FACTS, {"name": self.name, **spent}))
 
     def _inputs(self, job: Job, packet: Packet) -> tuple[dict[str, Any], Release]:
@@ -352,7 +365,7 @@ class Site:
         brief, offer = packet.facts["brief"], packet.facts["offer"]
         understood = self._understood(canonical(brief))
         method, work = understood.method, understood.work
-        plan = accept(self.name, offer, method, self.policy, self.declared, self.offered)
+        plan = accept(self.account, offer, method, self.policy, self.declared, self.offered)
         pact = self._pact(packet, method)
         if pact is not None:
             widths = {"gradient": work.engine.dimension, **{one.question.what: 1 for one in method.ask}}
@@ -361,11 +374,11 @@ class Site:
             pact.check_offer([terms, *asks])
         job = Job(safe(str(brief["run"])), method, work, plan, int(brief["rounds"]), understood.fixed, pact)
         if not method.private:
-            self.ledger.mark_not_private(self.account, f"run {job.run} used {method.name}, which adds no noise")
+            for account in self.trained:
+                self.ledger.mark_not_private(account, f"run {job.run} used {method.name}, which adds no noise")
             return job, plan.turns
-        events, whole = plan.declaration()
-        declared = LedgerPlan(self.account, job.run, events, whole)
-        return job, self.ledger.declare([declared], self.policy.run_epsilon)[self.account]
+        plans = [LedgerPlan(account, job.run, *told) for account, told in plan.declaration().items()]
+        return job, min(self.ledger.declare(plans, self.policy.run_epsilon).values())
 
     def _pact(self, packet: Packet, method: Method) -> Pact | None:
         """What the sites of a run agreed on, checked anew with every request; None where each adds its own noise."""
@@ -373,6 +386,8 @@ class Site:
         trust = shared_trust(brief)
         if trust is None:
             return None
+        if self.declared.levels:
+            raise Refused("this site's records have levels of consent, and its noise is its own: it shares none yet")
         public, run = self.offered.is_public, str(brief["run"])
         peers = check_willing(trust, method, self.policy, self.peers, public)
         try:
