@@ -105,7 +105,7 @@ EXPERIMENTS = (
     Experiment(
         name="accuracy/persons",
         title="a person protected against a record, and levels of consent against everybody as strict",
-        cost="12 runs on 73,421 ratings of 1,147 columns, 12 on digits, and a search for each row; half an hour on a core",
+        cost="12 runs on 73,421 ratings of 1,147 columns, 12 on digits, and a search a row; half an hour on a core",
         measures=(ACCURACY,),
         published={},
         differs=(
