@@ -54,6 +54,8 @@ class Dataset:
         Whether those clients are files in the order of their names.
     ranged
         For tables: how many of a record's first numbers have a declared range, and the range they were scaled to.
+    schema
+        How records were made numbers, and what the classes are called, as a table (``data.schema``); None: not said.
     """
 
     name: str
@@ -69,6 +71,7 @@ class Dataset:
     source: dict[str, Any] = field(default_factory=dict)
     sorted_files: bool = False
     ranged: Ranged | None = None
+    schema: Mapping[str, Any] | None = None
 
     def __len__(self) -> int:
         return len(self.x)
@@ -138,6 +141,7 @@ class Dataset:
         return Federation(
             self.name, self.x, self.y, self.valid, names, train, tests, held, self.task, self.classes,
             description=described, sorted_files=self.sorted_files and kind == "natural", ranged=self.ranged,
+            schema=self.schema,
         )  # fmt: skip
 
     def _without_central(self, share: float, seed: int) -> tuple[Index, tuple[Features, Targets] | None]:
@@ -209,6 +213,8 @@ class Federation:
         Whether the clients are files in the order of their names, which nobody chose.
     ranged
         How many of a record's first numbers have a declared range, and which; None for anything but tables.
+    schema
+        How records were made numbers, and what the classes are called, as a table; None: not said.
     """
 
     name: str
@@ -226,6 +232,7 @@ class Federation:
     description: dict[str, Any] = field(default_factory=dict)
     sorted_files: bool = False
     ranged: Ranged | None = None
+    schema: Mapping[str, Any] | None = None
 
     def __len__(self) -> int:
         return len(self.names)

@@ -27,7 +27,7 @@ from sordino.data.encode import (
     read_table,
     words,
 )
-from sordino.data.schema import MISSING, Schema, array_schema, parse_schema
+from sordino.data.schema import MISSING, Schema, array_schema, parse_schema, plain_schema
 from sordino.data.toml import toml_value
 from sordino.errors import BadInput
 
@@ -106,6 +106,7 @@ def from_arrays(
         raise BadInput(f"{len(called)} names for {len(clients)} clients: give one each")
     encoded = [encode_arrays(who, x, y, schema, invalid) for who, (x, y) in zip(called, clients)]
     dataset = _together(options.pop("name", "arrays"), called, encoded, schema, {"clients": "arrays"})
+    dataset = replace(dataset, schema=plain_schema(schema))
     return dataset.partition("natural", seed=seed, test=test, **options)
 
 
@@ -142,7 +143,8 @@ def load_folder(path: Path, schema: Mapping[str, Any] | None = None, invalid: st
     encoded = [_read_client(file, parsed, invalid) for file in files]
     name = path.resolve().name if path.is_dir() else path.stem
     made = {"schema": dict(raw), "invalid": invalid}
-    return replace(_together(name, [stem_of(file) for file in files], encoded, parsed, made), sorted_files=True)
+    together = _together(name, [stem_of(file) for file in files], encoded, parsed, made)
+    return replace(together, sorted_files=True, schema=dict(raw))
 
 
 def kind_of(file: Path) -> str | None:
@@ -204,14 +206,19 @@ def schema_beside(path: Path) -> Mapping[str, Any]:
 def _read_client(file: Path, schema: Schema, invalid: str) -> Arrays:
     if kind_of(file) != "npz":
         return encode_table(read_table(file, schema.columns, schema.delimiter or delimiter_of(file)), schema, invalid)
-    try:
-        with np.load(file, allow_pickle=False) as content:
-            arrays = {key: content[key] for key in content.files}
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
-        raise BadInput(f"{file} cannot be read as npz: {error}") from None
+    arrays = read_npz(file)
     if not {"x", "y"} <= set(arrays):
         raise BadInput(f"{file} holds {', '.join(arrays) or 'nothing'}: an NPZ file needs arrays x and y")
     return encode_arrays(file.name, arrays["x"], arrays["y"], schema, invalid)
+
+
+def read_npz(file: Path) -> dict[str, Any]:
+    """The arrays of an NPZ file, by name."""
+    try:
+        with np.load(file, allow_pickle=False) as content:
+            return {key: content[key] for key in content.files}
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        raise BadInput(f"{file} cannot be read as npz: {error}") from None
 
 
 def _together(
