@@ -149,7 +149,8 @@ class Rig:
         """A site as it starts, with the ledger that is on its disk."""
         place = self.clients.names.index(name)
         ledger = self.stack.enter_context(Ledger(self.folder / f"{name}.db"))
-        declared = Declared(len(self.clients.train[place]), self.clients.shape, self.clients.classes, "")
+        schema = self.ready.brief["schema"] or ""
+        declared = Declared(len(self.clients.train[place]), self.clients.shape, self.clients.classes, schema)
         return Site(
             name,
             records_of(self.clients, place),

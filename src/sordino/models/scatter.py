@@ -124,7 +124,7 @@ class Scatter(nn.Module):
         most = max(1, BYTES // (2 * 4 * self.angles**2 * math.prod(self.padded) // 4))
         # An exported program is for any number of records, so it cannot have as many pieces as these need.
         pieces = [images] if torch.compiler.is_compiling() else images.split(most)
-        return torch.cat([self._scattered(some) for some in pieces]).reshape(-1, self.channels, *self.sides)
+        return torch.cat([self._scattered(some) for some in pieces]).reshape(x.shape[0], self.channels, *self.sides)
 
     def _scattered(self, images: Tensor) -> Tensor:
         """Coefficients ``[m, 1 + 2L + L², …]`` of images of one channel, ``[m, h, w]``."""

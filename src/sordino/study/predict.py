@@ -99,7 +99,7 @@ def predict(
     edge = edge_of(run.result, threshold)
     module = run.model if client is None else run.model_of(client)
     found = read_unlabelled(frame, schema, shape, id_column)
-    outputs = outputs_of(module, torch.from_numpy(found.x))
+    outputs = outputs_of(module, torch.from_numpy(found.x), 1 if schema.classes is None else len(schema.classes))
     reasons = list(found.reasons)
     for place in np.flatnonzero(~np.isfinite(outputs).all(axis=1)).tolist():
         reasons[place] = reasons[place] or NO_OUTPUT
@@ -113,13 +113,14 @@ def predict(
     return Predictions(schema.classes, names, probabilities, tuple(reasons), found.ids)
 
 
-def outputs_of(module: nn.Module, x: Tensor) -> npt.NDArray[np.float64]:
+def outputs_of(module: nn.Module, x: Tensor, outputs: int) -> npt.NDArray[np.float64]:
     """A model's outputs for encoded records, ``[records, outputs]``, computed where the model is."""
-    where = next(module.parameters()).device
+    found, where = np.zeros((len(x), outputs)), next(module.parameters()).device
     with torch.no_grad():
-        pieces = [module(piece.to(where)).reshape(len(piece), -1).cpu().double() for piece in x.split(PIECE)]
-    outputs: npt.NDArray[np.float64] = torch.cat(pieces).numpy()
-    return outputs
+        for start in range(0, len(x), PIECE):
+            piece = x[start : start + PIECE]
+            found[start : start + PIECE] = module(piece.to(where)).reshape(len(piece), outputs).cpu().numpy()
+    return found
 
 
 def softmax(outputs: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
