@@ -6,6 +6,8 @@ import csv
 import io
 import json
 import math
+import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -320,3 +322,12 @@ def test_the_deployed_model_predicts_as_the_simulated_one(tmp_path):
     here, there = (sd.load(tmp_path / name).predict(file) for name in ("simulated", "deployed"))
     np.testing.assert_array_equal(here.prediction, there.prediction)
     np.testing.assert_allclose(here.probabilities, there.probabilities, atol=1e-5)
+
+
+def test_the_page_runs_as_written(tmp_path):
+    page = (Path(__file__).parents[2] / "docs" / "predict.md").read_text()
+    code = re.search(r"```python\n(.*?)```", page, re.S).group(1)
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "row,prediction,P(0),P(1),reason" in done.stdout
+    assert (tmp_path / "cancer.pt2").exists()
