@@ -61,8 +61,19 @@ def exported(run, tmp_path, form, x):
     return path, {count: compute(path, x[:count]) for count in (1, len(x))}
 
 
-@pytest.mark.parametrize("form", FORMATS)
-@pytest.mark.parametrize("model", ["auto", "cnn-small", "mlp"])
+@pytest.mark.parametrize(
+    ("model", "form"),
+    [
+        ("cnn-small", "torch"),
+        ("cnn-small", "onnx"),
+        ("auto", "onnx"),  # scattering: Fourier transforms
+        *(
+            pytest.param(model, form, marks=pytest.mark.slow)
+            for model in ("scatter-cnn", "mlp", "random-features", "resnet18-gn", "mobilenetv2-gn")
+            for form in FORMATS
+        ),
+    ],
+)
 def test_probabilities_of_images(digits, tmp_path, model, form):
     run = sd.train(digits, model, **QUICK)
     x = digits.x[:300]

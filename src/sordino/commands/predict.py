@@ -76,7 +76,6 @@ def _loaded(path: Path, client: str | None) -> Run:
             "of its training data."
         )
     if run.result.get("personal") and client is None:
-        err_console.print(
-            "every client has a model of its own, and this is the common one: --client NAME uses a client's"
-        )
+        there = "sites keep them" if run.personal is None else "--client NAME uses a client's"
+        err_console.print(f"every client has a model of its own, and this is the common one: {there}", highlight=False)
     return run
