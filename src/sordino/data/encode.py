@@ -204,7 +204,14 @@ def words(column: Any) -> Any:
     return pc.replace_substring_regex(text, pattern=WHOLE, replacement=r"\1")
 
 
-def _positions(column: Any, declared: Sequence[str]) -> npt.NDArray[np.int64]:
+def unit_ids(table: RawTable, schema: Schema) -> list[str]:
+    """Whose every record is, as text: trimmed, 1.0 written as 1; empty where the cell is."""
+    if schema.unit is None:
+        return []
+    return ["" if one is None else str(one) for one in words(table.columns[schema.unit]).to_pylist()]
+
+
+def positions(column: Any, declared: Sequence[str]) -> npt.NDArray[np.int64]:
     """Where each cell stands in the declared values; −1 when it does not."""
     found = pc.fill_null(pc.index_in(words(column), value_set=pa.array(list(declared), pa.string())), -1)
     place: npt.NDArray[np.int64] = found.to_numpy(zero_copy_only=False).astype(np.int64)
@@ -266,7 +273,7 @@ def encode_table(table: RawTable, schema: Schema, invalid: str = "refuse") -> Ar
     x, faults = table_features(table, schema)
     column, what = table.columns[schema.target], f"column {schema.target!r}"
     if schema.classes is not None:
-        labels = _positions(column, schema.classes)
+        labels = positions(column, schema.classes)
         faults.append((labels < 0, what, "is none of the declared classes", column))
         return _settled(table.where, x, labels, faults, invalid)
     values, absent, wrong = numbers(column, schema.missing)
@@ -290,7 +297,7 @@ def table_features(table: RawTable, schema: Schema) -> tuple[Features, Faults]:
         x[:, k] = interval.scaled(np.where(np.isfinite(values), values, interval.low), schema.scale)
     at = len(schema.numeric)
     for name, declared in schema.categorical.items():
-        place, absent = _positions(table.columns[name], declared), _absent_words(table.columns[name], schema.missing)
+        place, absent = positions(table.columns[name], declared), _absent_words(table.columns[name], schema.missing)
         other = (place < 0)[~absent]
         if other.sum() > MOST * other.size:
             log.warning(
