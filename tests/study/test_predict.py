@@ -174,6 +174,16 @@ def test_records_of_another_kind_are_refused(wards, frame, told):
         wards[1].predict(frame)
 
 
+def test_whose_a_record_is_need_not_be_said_to_predict(tmp_path):
+    rows, _ = ward_files.write_sites(tmp_path / "wards")
+    schema = {**ward_files.SCHEMA, "unit": "patient", "unit_records": 2, "unit_name": "patient"}
+    clients = sd.data.from_folder(tmp_path / "wards", schema).with_budgets(dict(ward_files.SITES), delta=1e-4)
+    run = sd.train(clients, "logistic", **QUICK)
+    bare = {name: [row[name] for row in rows] for name in rows[0] if name != "patient"}
+    assert run.predict(bare).missing == 0
+    assert run.result["records"]["schema"]["unit"] == "patient"
+
+
 def test_an_edge_between_two_classes_moves_the_answer(wards, tmp_path):
     _, run, rows, _ = wards
     columns = {name: [row[name] for row in rows] for name in rows[0]}
