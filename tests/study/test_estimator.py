@@ -97,6 +97,20 @@ def test_frames_with_missing_cells_and_class_names():
         clone(estimator).fit(frame[:20], ["odd", *labels[1:20]])
 
 
+def test_a_person_with_several_rows_is_protected_as_one():
+    rows, labels = ward_files.rows_of()
+    frame = pandas.DataFrame(rows[:300]).assign(patient=[f" p{k // 3}" if k % 3 else f"p{k // 3}" for k in range(300)])
+    schema = {**ward_files.SCHEMA, "unit": "patient", "unit_records": 3, "unit_name": "patient"}
+    estimator = sd.Classifier(8.0, 1e-4, model="logistic", schema=schema, training={"rounds": 3})
+    estimator.fit(frame, labels[:300])
+    assert estimator.run_.result["study"]["sizes"] == [100], "patients, not rows"
+    assert estimator.predict(frame.drop(columns="patient")).shape == (300,)
+    with pytest.raises(BadInput, match="nobody knows whose"):
+        clone(estimator).fit(frame.assign(patient=["", *frame["patient"][1:]]), labels[:300])
+    with pytest.raises(BadInput, match="no column 'patient'"):
+        clone(estimator).fit(frame.drop(columns="patient"), labels[:300])
+
+
 def test_a_declared_range_gives_numbers_in_their_own_unit():
     found = load_diabetes()
     schema = {"values": [-0.2, 0.2], "range": [0, 400], "scale": "signed"}

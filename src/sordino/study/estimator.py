@@ -23,7 +23,7 @@ from torch import nn
 from sordino import methods
 from sordino.data.dataset import Dataset, plain
 from sordino.data.encode import encode_arrays
-from sordino.data.schema import known_schema
+from sordino.data.schema import Schema, known_schema, word
 from sordino.data.unlabelled import read_unlabelled
 from sordino.errors import BadInput
 from sordino.methods import Method
@@ -67,7 +67,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
             )
         table: dict[str, Any] = plain(schema)
         known = known_schema(table)
-        found = read_unlabelled(X, known, () if self._declares_columns else np.shape(X)[1:])
+        found = read_unlabelled(X, known, () if self._declares_columns else np.shape(X)[1:], known.unit)
         _check_whole(found.reasons, "cannot be encoded", "correct it, or declare a fill for its column")
         x, targets, valid = encode_arrays("the records", found.x, y, replace(known, values=None))
         names, owners = _dealt(clients, len(x))
@@ -75,6 +75,8 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
             type(self).__name__, x, targets, self.task, None if known.classes is None else len(known.classes), valid,
             owners=owners, names=names, source={"clients": "arrays"}, ranged=known.ranged, schema=table,
         )  # fmt: skip
+        if known.unit is not None:
+            dataset = dataset.by_unit(_units(found.ids or (), known), known.unit_records, known.unit_name)
         seed = self.random_state
         if not isinstance(seed, int | np.integer):
             seed = check_random_state(seed).randint(np.iinfo(np.int32).max)
@@ -199,6 +201,15 @@ def _dealt(clients: Any, rows: int) -> tuple[tuple[str, ...], npt.NDArray[np.int
         raise BadInput(f"clients has shape {named.shape}: give one name for each of the {rows} rows")
     names, owners = np.unique(named, return_inverse=True)
     return tuple(names.tolist()), owners.astype(np.int64)
+
+
+def _units(ids: tuple[str, ...], schema: Schema) -> list[str]:
+    """Whose every row is; a row of nobody's could not be protected with the rest."""
+    units = [word(one) for one in ids]
+    for row, one in enumerate(units):
+        if one in schema.missing:
+            raise BadInput(f"row {row} has no {schema.unit!r}: nobody knows whose it is; correct it or leave it out")
+    return units
 
 
 def _check_whole(reasons: tuple[str | None, ...], what: str, remedy: str) -> None:
