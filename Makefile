@@ -29,7 +29,7 @@ $(READY): pyproject.toml constraints.txt
 	@echo "setting up $(VENV) (once; a few minutes)"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q torch==2.13.0
-	$(BIN)/pip install -q -c constraints.txt -e '.[dev,flower]'
+	$(BIN)/pip install -q -c constraints.txt -e '.[dev,flower,onnx]'
 	@touch $(READY)
 
 bench: .venv-bench/.ready

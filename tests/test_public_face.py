@@ -29,6 +29,10 @@ NAMES = [
     "plan",
     "load",
     "Method",
+    "Run.predict",
+    "Run.export",
+    "Classifier.fit",
+    "Regressor.fit",
 ]
 
 

@@ -18,14 +18,17 @@ from sordino.errors import BadInput, BudgetRefused, LedgerDamaged, SordinoError
 if TYPE_CHECKING:
     from sordino import data, methods, models, parts, privacy, server
     from sordino.methods import Method
+    from sordino.study.estimator import Classifier, Regressor
     from sordino.study.prepared import Run
     from sordino.study.run import load, plan, train
 
 __all__ = [
     "BadInput",
     "BudgetRefused",
+    "Classifier",
     "LedgerDamaged",
     "Method",
+    "Regressor",
     "Run",
     "SordinoError",
     "__version__",
@@ -41,7 +44,15 @@ __all__ = [
 ]
 
 _ROOMS = {"data", "methods", "models", "parts", "privacy", "server"}
-_NAMES = {"Method": "methods", "Run": "study.prepared", "load": "study.run", "plan": "study.run", "train": "study.run"}
+_NAMES = {
+    "Classifier": "study.estimator",
+    "Method": "methods",
+    "Regressor": "study.estimator",
+    "Run": "study.prepared",
+    "load": "study.run",
+    "plan": "study.run",
+    "train": "study.run",
+}
 
 
 def __getattr__(name: str) -> Any:

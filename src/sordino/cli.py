@@ -16,7 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from sordino._version import __version__
-from sordino.commands import federation, ledger, reproduce, survey
+from sordino.commands import federation, ledger, predict, reproduce, survey
 from sordino.commands.reproduce import Processes, Stack
 from sordino.errors import BadInput, BudgetRefused, SordinoError
 
@@ -32,6 +32,8 @@ app.add_typer(data_app, name="data")
 app.add_typer(ledger.app, name="ledger")
 app.command()(reproduce.reproduce)
 app.command()(survey.survey)
+app.command()(predict.predict)
+app.command()(predict.export)
 
 out_console = Console()
 err_console = Console(stderr=True)

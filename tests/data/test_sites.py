@@ -46,6 +46,7 @@ def test_a_rating_is_high_or_not_and_belongs_to_a_department(folder):
     assert data.x.shape == (5, *SOURCES["insteval"].shape)
     assert data.y.tolist() == [1, 0, 1, 0, 0]
     assert (data.task, data.classes) == ("classification", 2)
+    assert data.schema["classes"] == ["below 4", "4 or more"], "what predictions are called"
     assert [data.names[k] for k in data.owners] == [f"department-{k:02d}" for k in (2, 6, 2, 15, 2)]
     assert data.x[3, :3].tolist() == [1.0, 1.0, 1.0]
     assert data.x[4, :3] == pytest.approx([(6 - 2) / (8 - 2), 0.0, 0.0])

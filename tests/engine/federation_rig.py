@@ -154,8 +154,9 @@ class Rig:
         place = self.clients.names.index(name)
         ledger = self.stack.enter_context(Ledger(self.folder / f"{name}.db"))
         count, shape = len(self.clients.train[place]), self.clients.shape
-        declared = Declared(count, shape, self.clients.classes, "", unit_records=self.clients.unit_records)
         consent = None if self.clients.consent is None else self.clients.consent.of(self.clients.train[place])
+        schema = self.ready.brief["schema"] or ""
+        declared = Declared(count, shape, self.clients.classes, schema, unit_records=self.clients.unit_records)
         return Site(
             name,
             records_of(self.clients, place),

@@ -69,6 +69,8 @@ class Dataset:
         For tables: how many of a record's first numbers have a declared range, and the range they were scaled to.
     words
         Columns that were kept as words, one a record: None where there was none, all of a unit's where they differ.
+    schema
+        How records were made numbers, and what the classes are called, as a table (``data.schema``); None: not said.
     units, unit_records, unit_name
         Where a unit of privacy has several records: the number of every record's unit, the public cap on how many of
         them count (those beyond it are left out when records are dealt), and the word for a unit.
@@ -88,6 +90,7 @@ class Dataset:
     sorted_files: bool = False
     ranged: Ranged | None = None
     words: Mapping[str, Sequence[object]] = field(default_factory=dict)
+    schema: Mapping[str, Any] | None = None
     units: Index | None = None
     unit_records: int = UNIT_RECORDS
     unit_name: str = UNIT_NAME
@@ -200,7 +203,8 @@ class Dataset:
         return Federation(
             self.name, self.x, self.y, self.valid, names, train, tests, held, self.task, self.classes,
             description=described, sorted_files=self.sorted_files and kind == "natural", ranged=self.ranged,
-            words=self.words, units=table, unit_name=RECORD if table is None else self.unit_name,
+            words=self.words, schema=self.schema,
+            units=table, unit_name=RECORD if table is None else self.unit_name,
         )  # fmt: skip
 
     def _members(self, units: Index, kind: str) -> Index:
@@ -291,6 +295,8 @@ class Federation:
     consent
         Levels of consent, where budgets differ within a client (``with_levels``), of all records. ``budgets`` are then
         the strictest level's.
+    schema
+        How records were made numbers, and what the classes are called, as a table; None: not said.
     """
 
     name: str
@@ -310,6 +316,7 @@ class Federation:
     ranged: Ranged | None = None
     words: Mapping[str, Sequence[object]] = field(default_factory=dict)
     consent: Consent | None = None
+    schema: Mapping[str, Any] | None = None
     units: Index | None = None
     unit_name: str = RECORD
 

@@ -232,6 +232,11 @@ def check_invalid(invalid: str) -> None:
         raise BadInput(f"data.invalid is {invalid!r}: use 'refuse' (an error) or 'null' (rows that contribute zero)")
 
 
+def fault_in_words(row: int, what: str, why: str, cells: Any) -> str:
+    """What is wrong with a row, with the cell where there is one to quote."""
+    return f"{what}: {'' if cells is None else f'{cells[row]!s} '}{why}"
+
+
 def _settled(where: str, x: Features, y: Targets, faults: Faults, invalid: str) -> Arrays:
     """The arrays, the rows at fault zeroed in copies of them, and which rows are valid.
 
@@ -242,7 +247,7 @@ def _settled(where: str, x: Features, y: Targets, faults: Faults, invalid: str) 
         bad |= wrong
         if wrong.any() and wrong.argmax() < first[0]:
             row = int(wrong.argmax())
-            first = row, f"{what}: {'' if cells is None else f'{cells[row]!s} '}{why}"
+            first = row, fault_in_words(row, what, why, cells)
     if not bad.any():
         return x, y, ~bad
     if invalid == "refuse":
@@ -265,6 +270,20 @@ def encode_table(table: RawTable, schema: Schema, invalid: str = "refuse") -> Ar
         table = _without_empty_end(table)
         for row, why in sorted(table.broken.items()):
             raise BadInput(f"{table.where}, row {row}: {why}: correct it, {_OR_NULL}")
+    x, faults = table_features(table, schema)
+    column, what = table.columns[schema.target], f"column {schema.target!r}"
+    if schema.classes is not None:
+        labels = positions(column, schema.classes)
+        faults.append((labels < 0, what, "is none of the declared classes", column))
+        return _settled(table.where, x, labels, faults, invalid)
+    values, absent, wrong = numbers(column, schema.missing)
+    faults.append((absent | wrong, what, "is not a number", column))
+    _tell_clipped(table.where, schema.target, schema.interval, values, "range")
+    return _settled(table.where, x, _scaled(values, schema.interval, schema.scale), faults, invalid)
+
+
+def table_features(table: RawTable, schema: Schema) -> tuple[Features, Faults]:
+    """The features of a file's records, whatever their targets, and which of them cannot be encoded."""
     faults: Faults = []
     x = np.zeros((table.rows, len(schema.features)), dtype=np.float32)
     for k, (name, interval) in enumerate(schema.numeric.items()):
@@ -290,15 +309,7 @@ def encode_table(table: RawTable, schema: Schema, invalid: str = "refuse") -> Ar
             place[absent] = declared.index(word(schema.fill[name]))
         x[np.arange(table.rows), at + place] = 1.0
         at += len(declared) + 1
-    column, what = table.columns[schema.target], f"column {schema.target!r}"
-    if schema.classes is not None:
-        labels = positions(column, schema.classes)
-        faults.append((labels < 0, what, "is none of the declared classes", column))
-        return _settled(table.where, x, labels, faults, invalid)
-    values, absent, wrong = numbers(column, schema.missing)
-    faults.append((absent | wrong, what, "is not a number", column))
-    _tell_clipped(table.where, schema.target, schema.interval, values, "range")
-    return _settled(table.where, x, _scaled(values, schema.interval, schema.scale), faults, invalid)
+    return x, faults
 
 
 def _without_empty_end(table: RawTable) -> RawTable:
@@ -310,22 +321,28 @@ def _without_empty_end(table: RawTable) -> RawTable:
     return replace(table, columns=columns, rows=rows, broken={k: why for k, why in table.broken.items() if k <= rows})
 
 
-def encode_arrays(where: str, x: Any, y: Any, schema: Schema, invalid: str = "refuse") -> Arrays:
-    """The same for arrays: entries of x are clipped and scaled by ``values`` where the schema declares them."""
+def array_features(where: str, x: Any, schema: Schema) -> tuple[Features, Faults]:
+    """The features in an array, clipped and scaled by ``values`` where the schema declares them; who has none."""
     try:
         features = np.asarray(x, dtype=np.float32)
     except (TypeError, ValueError):
         raise BadInput(f"{where}: array x holds {np.asarray(x).dtype}, not numbers: convert it first") from None
-    labels = np.asarray(y)
-    if features.ndim < 2 or labels.shape != features.shape[:1]:
-        raise BadInput(
-            f"{where}: x has shape {features.shape} and y {labels.shape}: x needs one row per record, y one entry"
-        )
     finite = np.isfinite(features).all(axis=tuple(range(1, features.ndim)))
     faults: Faults = [(np.asarray(~finite), "array x", "has an entry that is not a finite number", None)]
     if schema.values is not None:
         _tell_clipped(where, "x", schema.values, features, "values")
         features = _scaled(features, schema.values, schema.scale)
+    return features, faults
+
+
+def encode_arrays(where: str, x: Any, y: Any, schema: Schema, invalid: str = "refuse") -> Arrays:
+    """The same for arrays: entries of x are clipped and scaled by ``values`` where the schema declares them."""
+    features, faults = array_features(where, x, schema)
+    labels = np.asarray(y)
+    if features.ndim < 2 or labels.shape != features.shape[:1]:
+        raise BadInput(
+            f"{where}: x has shape {features.shape} and y {labels.shape}: x needs one row per record, y one entry"
+        )
     if schema.classes is not None:
         declared = {label: k for k, label in enumerate(schema.classes)}
         distinct, back = np.unique(labels, return_inverse=True)

@@ -28,7 +28,7 @@ from sordino.data.encode import (
     unit_ids,
     words,
 )
-from sordino.data.schema import MISSING, Schema, array_schema, parse_schema, word
+from sordino.data.schema import MISSING, Schema, array_schema, parse_schema, plain_schema, word
 from sordino.data.toml import toml_value
 from sordino.errors import BadInput
 
@@ -113,6 +113,7 @@ def from_arrays(
         raise BadInput(f"{len(called)} names for {len(clients)} clients: give one each")
     encoded = [encode_arrays(who, x, y, schema, invalid) for who, (x, y) in zip(called, clients)]
     dataset = _together(options.pop("name", "arrays"), called, encoded, schema, {"clients": "arrays"})
+    dataset = replace(dataset, schema=plain_schema(schema))
     if whose is not None:
         for who, own, (x, _, _) in zip(called, whose, encoded):
             if len(own) != len(x):
@@ -161,7 +162,8 @@ def load_folder(
         column: tuple(w for file, (own, _) in zip(files, read) for w in _words_of(file, column, parsed, len(own[0])))
         for column in also
     }
-    dataset = replace(_together(name, names, encoded, parsed, made), sorted_files=True, words=noted)
+    dataset = _together(name, names, encoded, parsed, made)
+    dataset = replace(dataset, sorted_files=True, words=noted, schema=dict(raw))
     if parsed.unit is None:
         return dataset
     ids = [one for _, own in read for one in own or ()]
@@ -262,11 +264,7 @@ def _read_client(file: Path, schema: Schema, invalid: str) -> tuple[Arrays, list
         table = read_table(file, schema.columns, schema.delimiter or delimiter_of(file))
         arrays = encode_table(table, schema, invalid)
         return _with_units(file, arrays, unit_ids(table, schema)[: len(arrays[0])], schema, invalid)
-    try:
-        with np.load(file, allow_pickle=False) as content:
-            stored = {key: content[key] for key in content.files}
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
-        raise BadInput(f"{file} cannot be read as npz: {error}") from None
+    stored = read_npz(file)
     if not {"x", "y"} <= set(stored):
         raise BadInput(f"{file} holds {', '.join(stored) or 'nothing'}: an NPZ file needs arrays x and y")
     arrays = encode_arrays(file.name, stored["x"], stored["y"], schema, invalid)
@@ -298,6 +296,15 @@ def _with_units(
     log.warning("%s and are left out: nobody knows whose they are", told)
     x, y, valid = arrays
     return (x[~nobody], y[~nobody], valid[~nobody]), [one for one, none in zip(ids, nobody) if not none]
+
+
+def read_npz(file: Path) -> dict[str, Any]:
+    """The arrays of an NPZ file, by name."""
+    try:
+        with np.load(file, allow_pickle=False) as content:
+            return {key: content[key] for key in content.files}
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        raise BadInput(f"{file} cannot be read as npz: {error}") from None
 
 
 def _together(

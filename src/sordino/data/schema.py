@@ -45,6 +45,12 @@ class Interval:
         unit = np.log1p(over) / math.log1p(width) if self.log else over / width
         return unit if scale == "unit" else 2.0 * unit - 1.0
 
+    def unscaled(self, scaled: npt.NDArray[np.floating], scale: str) -> npt.NDArray[np.float64]:
+        """The values that ``scaled`` makes these of; what lies outside becomes the nearer end of [low, high]."""
+        unit = scaled.astype(np.float64) if scale == "unit" else (scaled.astype(np.float64) + 1.0) / 2.0
+        unit, width = np.clip(unit, 0.0, 1.0), self.high - self.low
+        return self.low + (np.expm1(unit * math.log1p(width)) if self.log else unit * width)
+
 
 @dataclass(frozen=True)
 class Schema:
@@ -158,6 +164,18 @@ def array_schema(task: str, classes: int | Sequence[Any] | None) -> Schema:
     if task == "classification" and classes is None:
         raise BadInput("classes is missing: declare how many classes there are, or list the labels")
     return Schema("y", task, _values(classes, "classes") if task == "classification" else None)
+
+
+def plain_schema(schema: Schema) -> dict[str, Any]:
+    """The table of a schema of arrays that are numbers already; ``known_schema`` reads it."""
+    return {"task": schema.task, **({} if schema.classes is None else {"classes": list(schema.classes)})}
+
+
+def known_schema(raw: Mapping[str, Any]) -> Schema:
+    """The schema in the table of a finished run: of a study file, or of arrays that are numbers already."""
+    if set(raw) <= {"task", "classes"}:
+        return array_schema(str(raw.get("task", "classification")), raw.get("classes"))
+    return parse_schema(raw)
 
 
 def word(value: object) -> str:

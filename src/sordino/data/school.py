@@ -32,4 +32,5 @@ def read_school(path: Path, checksum: str, scale: Mapping[str, Any]) -> Dataset:
     y: npt.NDArray[np.float32] = np.concatenate(scores) / np.float32(scale["score"])
     owners = np.repeat(np.arange(len(scores), dtype=np.int64), [len(one) for one in scores])
     valid, names = np.ones(len(y), dtype=bool), tuple(client_names(len(scores)))
-    return Dataset("school", x, y, "regression", None, valid, owners=owners, names=names)
+    schema = {"task": "regression", "range": [0, scale["score"]]}
+    return Dataset("school", x, y, "regression", None, valid, owners=owners, names=names, schema=schema)

@@ -51,7 +51,8 @@ def read_sited(path: Path, schema: Mapping[str, Any], sites: Mapping[str, Any], 
     classes = None if parsed.classes is None else len(parsed.classes)
     if high is not None and parsed.classes is not None:
         y, classes = (y >= parsed.classes.index(word(high))).astype(np.int64), 2
-    dataset = Dataset(path.parent.name, x, y, parsed.task, classes, valid, ranged=parsed.ranged)
+        schema = {**schema, "classes": [f"below {high}", f"{high} or more"]}
+    dataset = Dataset(path.parent.name, x, y, parsed.task, classes, valid, ranged=parsed.ranged, schema=dict(schema))
     dataset = replace(dataset, owners=owners, names=site_names(sites))
     if parsed.unit is None:
         return dataset

@@ -164,7 +164,10 @@ def _read(source: DataSource, folder: Path, units: bool = True) -> Dataset:
     (x, y), (test_x, test_y) = pairs[0], pairs[1] if len(pairs) > 1 else (None, None)
     ranged = parse_schema(source.schema).ranged if source.schema else None
     valid = np.ones(len(x), dtype=bool)
-    return Dataset(source.name, x, y, "classification", source.classes, valid, test_x, test_y, ranged=ranged)
+    return Dataset(
+        source.name, x, y, "classification", source.classes, valid, test_x, test_y,
+        ranged=ranged, schema=source.schema or None,
+    )  # fmt: skip
 
 
 def least_squares(records: int = 4000, dimension: int = 100, tests: int = 1000, seed: int = 0) -> Dataset:

@@ -122,8 +122,9 @@ class Scatter(nn.Module):
         """Features of a batch of images."""
         images = x.flatten(0, 1)
         most = max(1, BYTES // (2 * 4 * self.angles**2 * math.prod(self.padded) // 4))
-        found = torch.cat([self._scattered(some) for some in images.split(most)])
-        return found.reshape(len(x), self.channels, *self.sides)
+        # An exported program is for any number of records, so it cannot have as many pieces as these need.
+        pieces = [images] if torch.compiler.is_compiling() else images.split(most)
+        return torch.cat([self._scattered(some) for some in pieces]).reshape(x.shape[0], self.channels, *self.sides)
 
     def _scattered(self, images: Tensor) -> Tensor:
         """Coefficients ``[m, 1 + 2L + L², …]`` of images of one channel, ``[m, h, w]``."""
@@ -176,7 +177,7 @@ class Intercept(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Flat records with a constant at their end; of length 1 where they were."""
-        constant = x.new_full((len(x), 1), self.SHARE)
+        constant = x.new_full((x.shape[0], 1), self.SHARE)
         return torch.cat([math.sqrt(1 - self.SHARE**2) * x, constant], 1)
 
 

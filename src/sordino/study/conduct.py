@@ -153,7 +153,7 @@ def conduct_run(folder: Path, transport: Transport) -> dict[str, Any]:
         log.warning("%s", early["reason"])
     notice_of(folder, {"round": state.round, "phase": "saying goodbye", "asked": list(facts)})
     spent = farewell(transport, run, list(facts), min(BYE, where.timeout))
-    result = result_of(kept, plan, state, spent, refused)
+    result = result_of(kept, plan, state, spent, refused, ready.records)
     result["final"] |= judge(state.chosen) if judge is not None else {}
     kept.finish(result, state.chosen)
     notice_of(folder, {"round": state.round, "phase": "finished", "asked": []})

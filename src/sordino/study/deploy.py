@@ -30,7 +30,7 @@ from sordino.privacy.types import RECORD, Adjacency, Budget, check_promised
 from sordino.server.facts import Layout
 from sordino.study.features import described
 from sordino.study.file import Study
-from sordino.study.result import to_json
+from sordino.study.result import records_of, to_json
 
 USUAL = {"records": 1_000_000, "held": 100_000, "epsilon": 1.0, "delta": 1e-6}
 """A declaration that every study can be planned for."""
@@ -55,6 +55,13 @@ class Served:
     def loss(self) -> str:
         """The name of the loss: it follows from whether there are classes."""
         return "half-squared-error" if self.brief["classes"] is None else "cross-entropy"
+
+    @property
+    def records(self) -> dict[str, Any]:
+        """What the model takes, for the result."""
+        classes = self.brief["classes"]
+        task = "regression" if classes is None else "classification"
+        return records_of(self.study.data.table_schema, task, classes)
 
     def plan(
         self,

@@ -35,7 +35,12 @@ _PARTS = ("training_epsilon", "held_epsilon")
 
 
 def result_of(
-    folder: Folder, plan: Plan, state: Checkpoint, spent: dict[str, dict[str, Any]], refused: dict[str, str]
+    folder: Folder,
+    plan: Plan,
+    state: Checkpoint,
+    spent: dict[str, dict[str, Any]],
+    refused: dict[str, str],
+    records: dict[str, Any],
 ) -> dict[str, Any]:
     """The dict of result.json. Metrics on sites' records are null but those of ``evaluation``, which were paid for."""
     about = json.loads((folder.path / "study.json").read_text())
@@ -54,6 +59,7 @@ def result_of(
         **({"stopped": early} if early else {}),
         **chosen_by(plan, state),
         "refused": refused,
+        "records": records,
         "seconds": state.seconds,
     }
     return complete(parts, state.chosen)

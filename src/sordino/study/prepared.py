@@ -9,7 +9,7 @@ import os
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
@@ -22,6 +22,9 @@ from sordino.errors import BadInput
 from sordino.methods import Plan
 from sordino.methods.identity import identities, identity
 from sordino.study.result import save_run, to_json
+
+if TYPE_CHECKING:
+    from sordino.study.predict import Predictions
 
 
 @dataclass
@@ -53,8 +56,8 @@ class Run:
         """A client's own model, where the method gives every client one (``result["personal"]``)."""
         if self.personal is None:
             raise BadInput(
-                "this run has no models of clients' own: its method has none, or they are too large to be kept with it "
-                "(then the run's checkpoint has them); the common one is run.model"
+                "this run has no models of clients' own: its method has none, sites keep them (deployed), or they "
+                "are too large to be kept with it (then the run's checkpoint has them); the common one is run.model"
             )
         names = [one["client"] for one in self.privacy]
         if client not in names:
@@ -65,12 +68,45 @@ class Run:
 
     def _template(self) -> nn.Module:
         if self.template is None:
-            raise BadInput("this run was saved with a model of your own: build it and load run.weights into it")
+            raise BadInput(
+                "this run was saved with a model of your own: build it, and give it to sd.load(path, model=…)"
+            )
         return self.template
 
     def _loaded(self, module: nn.Module, weights: Tensor) -> nn.Module:
         gradients.build(module, self.result["study"]["loss"], kind="exact").load(module, weights)
         return module.eval()
+
+    def predict(
+        self,
+        frame: Any,
+        client: str | None = None,
+        threshold: float | str | None = None,
+        id_column: str | None = None,
+    ) -> Predictions:
+        """What the model says of records without targets, one prediction each, in their order.
+
+        Parameters
+        ----------
+        frame: a path (CSV, Parquet, NPZ), a pandas or polars data frame, a pyarrow table, a dict of columns, or an
+            array. Columns are encoded by the schema that the model was trained with.
+        client: whose own model to ask, where the method gives every client one; by default the common one.
+        threshold: of two classes, the P from which on the second is answered: a number, or ``"chosen"`` for the one
+            that paid evaluation chose; by default the likelier class is.
+        id_column: a column of ``frame`` that rows are told by, in place of their numbers.
+        """
+        from sordino.study.predict import predict
+
+        return predict(self, frame, client, threshold, id_column)
+
+    def export(self, path: str | os.PathLike[str], format: str = "torch", client: str | None = None) -> None:
+        """Write the model for programs without sordino: ``"torch"`` (torch.export's ``.pt2``) or ``"onnx"``.
+
+        It takes encoded records and gives what ``predict`` gives; the schema lies in the file. ``client``: whose own.
+        """
+        from sordino.study.export import export
+
+        export(self, Path(path), format, client)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write result and weights into one file; ``sd.load`` reads it."""

@@ -21,6 +21,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from sordino._version import __version__
+from sordino.data.schema import known_schema
 from sordino.engine import rounds
 from sordino.engine.checkpoint import Checkpoint, write_atomic
 from sordino.engine.chosen import evaluations
@@ -120,6 +121,8 @@ class Result(TypedDict):
     """Of a deployed run: sites that did not take part, and why."""
     evaluation: list[dict[str, Any]] | None
     """What was paid for to judge the model."""
+    records: dict[str, Any] | None
+    """What the model takes: the ``schema`` that makes numbers of a record, and what the ``classes`` are called."""
     kept: NotRequired[dict[str, Any]]
     """The round whose model this is, where it was chosen by paid estimates, and the estimate that decided."""
     threshold: NotRequired[dict[str, Any]]
@@ -138,6 +141,7 @@ def complete(parts: Mapping[str, Any], weights: Tensor | None) -> dict[str, Any]
         **parts,
         "privacy": [{**one, **{key: one.get(key) for key in later}} for one in parts["privacy"]],
         "evaluation": parts.get("evaluation"),
+        "records": parts.get("records"),
         "checksum": None if weights is None else checksum(weights),
         "versions": versions(),
     }
@@ -176,7 +180,13 @@ def _check(value: Any, kind: Any, where: str) -> None:
 
 
 def build_result(
-    study: dict[str, Any], setup: Setup, state: Checkpoint, book: Ledger | None, run: str, seed: int
+    study: dict[str, Any],
+    setup: Setup,
+    state: Checkpoint,
+    book: Ledger | None,
+    run: str,
+    seed: int,
+    records: dict[str, Any],
 ) -> dict[str, Any]:
     """The result of a simulated run."""
     plan, observer, own = setup.plan, setup.observer, setup.own_models(state)
@@ -201,9 +211,20 @@ def build_result(
         **({} if own is None else {"personal": True}),
         **({"stopped": early} if early else {}),
         **chosen_by(plan, state),
+        "records": records,
         "seconds": state.seconds,
     }
     return complete(parts, state.chosen)
+
+
+def records_of(schema: Mapping[str, Any] | None, task: str, classes: int | None) -> dict[str, Any]:
+    """What a result says of the records that its model takes; without a schema they are numbers already."""
+    table = {"task": task, **({} if classes is None else {"classes": classes})} if schema is None else dict(schema)
+    known = known_schema(table)
+    plain: dict[str, Any] = json.loads(
+        to_json({"schema": table, "classes": None if known.classes is None else list(known.classes)})
+    )
+    return plain
 
 
 def chosen_by(plan: Plan, state: Checkpoint) -> dict[str, Any]:
@@ -349,6 +370,7 @@ def _read(text: str) -> dict[str, Any]:
         result = {"simulated": True, **result, "schema": SCHEMA, "evaluation": None, "checksum": None}
         for one in result.get("privacy", []):
             one |= {"trust": None, "own_epsilon": None}
+    result.setdefault("records", None)  # early results of schema 2 do not say
     _check(result, Result, "result")
     return result
 

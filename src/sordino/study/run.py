@@ -35,12 +35,17 @@ from sordino.study.session import Callback, train_alone
 from sordino.study.view import PlanView
 
 
-def load(path: str | os.PathLike[str]) -> Run:
-    """A run from the file that ``run.save`` wrote, or from a run folder."""
+def load(path: str | os.PathLike[str], model: nn.Module | None = None) -> Run:
+    """A run from the file that ``run.save`` wrote, or from a run folder.
+
+    ``model``: the module of a run that trained one of your own, built as it was then; it gets the trained weights.
+    """
     result, weights, personal = load_run(Path(path))
     about = result["study"]["model"]
-    template = None
-    if about["name"] in models.names() or ":" in about["name"]:
+    template = model
+    if model is not None:
+        models.check(model, tuple(about["shape"]), about["classes"])
+    elif about["name"] in models.names() or ":" in about["name"]:
         options, features = about["options"], about.get("features")
         if features is not None:
             options = {**options, "features": {"name": features["name"], **features["options"]}}

@@ -40,7 +40,7 @@ from sordino.privacy.held import HELD
 from sordino.privacy.ledger import Ledger, LedgerPlan
 from sordino.study.folder import Copies, Keeper
 from sordino.study.prepared import Prepared, Run
-from sordino.study.result import build_result
+from sordino.study.result import build_result, records_of
 
 log = logging.getLogger("sordino.study")
 
@@ -103,7 +103,9 @@ class Session:
             log.warning("%s: %s", plan.method.name, early["reason"])
         study = {**({} if name is None else {"name": name}), **self.ready.study}
         study |= {"auto": list(plan.why)} if plan.why else {}
-        result = build_result(study, self.setup, state, self.book, self.run, self.ready.seed)
+        clients = self.ready.clients
+        records = records_of(clients.schema, clients.task, clients.classes)
+        result = build_result(study, self.setup, state, self.book, self.run, self.ready.seed, records)
         if self.book is not None:
             self.book.close_run(self.run)
         return Run(result, state.chosen.detach().cpu(), self.ready.template, self._personal())
