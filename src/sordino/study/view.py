@@ -51,6 +51,11 @@ SAID_ONCE = ("n", "δ", "rate", "steps × turns", "last round")
 """Columns that a line below the table can stand for."""
 
 
+def _plain(value: Any) -> Any:
+    """A number as people write it; anything else as it is."""
+    return float(f"{value:.4g}") if isinstance(value, float) else value
+
+
 def _apart(columns: dict[str, list[str]]) -> tuple[dict[str, list[str]], dict[str, str]]:
     """The columns to show, and what all clients have in common: a narrow terminal has no room to say it of each."""
     alike = {name: columns[name][0] for name in SAID_ONCE if len(set(columns[name])) == 1 < len(columns[name])}
@@ -108,6 +113,17 @@ class PlanView:
     def gradients(self) -> float:
         """Expected number of per-record gradients of the whole run."""
         return float(sum(c.turns * c.terms.count * c.terms.divisor for c in self.plan.clients))
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings of training that were settled: given, the method's own, chosen automatically, or defaults.
+
+        Without those that the table of clients shows (batches, rates, steps) and those that are off.
+        """
+        shown = dataclasses.asdict(self.plan.training)
+        off = {key for key in ("select", "exact_noise", "augment") if not shown[key]}
+        left = {"batch", "rate", "steps", "epochs"} | off
+        return {key: _plain(value) for key, value in shown.items() if key not in left}
 
     @property
     def why(self) -> tuple[str, ...]:
@@ -218,6 +234,7 @@ class PlanView:
         yield table
         if self.trust is not None:
             yield f"planned ε holds [bold]{self.trust}[/bold]" + ("" if self.sharing is None else ": noise is shared")
+        yield "settings: " + ", ".join(f"{key} {value}" for key, value in self.settings.items())
         for line in self.why:
             yield f"[bold]auto[/bold] {line}"
         if common:

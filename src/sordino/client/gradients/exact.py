@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +31,9 @@ KEPT_BYTES = 256 * 2**20
 class Exact(Engine):
     """Per-record gradients by ``vmap(grad)``: the reference for the fast engine and the fallback for any model.
 
+    Some modules cannot be mapped (recurrent ones write into their states, forward code may branch on values): from the
+    first batch on which ``vmap`` fails, records go through such a model one after the other. That is the same, slower.
+
     Per-record gradients are kept while they fit ``kept_bytes``. Beyond that they are computed twice in chunks, for
     their norms and for their sum, from the same state of the random generator, so that dropout drops the same.
     """
@@ -41,8 +45,7 @@ class Exact(Engine):
         self.copies = copies
         self.module = copy.deepcopy(model)
         self._loss, self._reason, self._kept_bytes = loss, reason, kept_bytes
-        self._per_record = vmap(grad_and_value(self._one), in_dims=(None, 0, 0), randomness="different")
-        self._losses = vmap(self._one, in_dims=(None, 0, 0), randomness="different")
+        self._mapped = True
 
     @property
     def bytes_per_record(self) -> int:
@@ -66,7 +69,7 @@ class Exact(Engine):
     def losses(self, params: Tensor, x: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
         """Per-record losses, forward only."""
         with torch.no_grad():
-            rows = [self._losses(self._named(flat), each, label) for flat, each, label in zip(params, x, y)]
+            rows = [self._each(self._one, self._named(flat), each, label) for flat, each, label in zip(params, x, y)]
         out = torch.stack(rows) if rows else params.new_zeros(y.shape[:2])
         return out if mask is None else only(mask, out)
 
@@ -86,6 +89,23 @@ class Exact(Engine):
         inputs, labels = inputs_of(x.unsqueeze(0), y.unsqueeze(0), self.copies)
         return mean_of_copies(self._loss.values(self._outputs(named, inputs), labels), self.copies).squeeze(0)
 
+    def _each(self, function: Callable[..., Any], named: Named, x: Tensor, y: Tensor) -> Any:
+        """``function`` of every record by itself, stacked: mapped, or where that cannot be one after the other."""
+        if self._mapped:
+            try:
+                return vmap(function, in_dims=(None, 0, 0), randomness="different")(named, x, y)
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as error:
+                if not len(x):
+                    raise
+                reason = str(error).splitlines()[0]
+        found = _stacked([function(named, *one) for one in zip(x, y)])
+        if self._mapped:  # the model is not at fault: it works record by record
+            self._mapped = False
+            self._reason = f"{self._reason}; one record after the other, for vmap fails: {reason}"
+        return found
+
     def _chunks(
         self, params: Tensor, x: Tensor, y: Tensor, segments: Segments
     ) -> Iterator[tuple[int, slice, list[Tensor], Tensor]]:
@@ -96,7 +116,7 @@ class Exact(Engine):
             for first in range(start, stop, most):
                 part = slice(first, min(stop, first + most))
                 with precise():
-                    grads, losses = self._per_record(named, x[part], y[part])
+                    grads, losses = self._each(grad_and_value(self._one), named, x[part], y[part])
                 yield row, part, [grads[slot.name].detach().flatten(1) for slot in self.layout], losses.detach()
 
     def _grade(self, params: Tensor, x: Tensor, y: Tensor, segments: Segments) -> Graded:
@@ -130,3 +150,13 @@ class Exact(Engine):
 
         finite = torch.isfinite(losses + squares)
         return Graded(losses, Length(squares), finite, pull, (segments.rows, self.dimension))
+
+
+def _stacked(found: list[Any]) -> Any:
+    """Tensors, tables of tensors or pairs of them, one a record, as one with an axis of records in front."""
+    first = found[0]
+    if isinstance(first, Tensor):
+        return torch.stack(found)
+    if isinstance(first, dict):
+        return {key: torch.stack([one[key] for one in found]) for key in first}
+    return tuple(_stacked([one[k] for one in found]) for k in range(len(first)))
