@@ -1,8 +1,11 @@
 """What the README and the docs say is what happens."""
 
+import os
 import re
 import subprocess
 import sys
+import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -74,19 +77,48 @@ def test_a_ledger_is_read_without_torch(tmp_path):
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-@pytest.mark.slow
-def test_a_wheel_installs_into_an_empty_environment_and_the_demo_runs_elsewhere(tmp_path):
-    def call(*words, cwd=tmp_path):
-        return subprocess.run([str(w) for w in words], cwd=cwd, check=True, capture_output=True, text=True)
+def test_the_citation_is_of_this_version():
+    told = dict(re.findall(r"^([a-z-]+): ?(.*)$", (ROOT / "CITATION.cff").read_text(), re.M))
+    assert told["version"] == sd.__version__
+    assert told["license"] == "Apache-2.0"
+    assert {"cff-version", "message", "title", "authors", "type"} <= set(told)
 
-    call(sys.executable, "-m", "build", "--wheel", "--outdir", tmp_path / "dist", ROOT)
-    wheel = next((tmp_path / "dist").glob("*.whl"))
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """The source archive of this checkout, and the wheel that is built from the archive alone."""
+    folder = tmp_path_factory.mktemp("dist")
+    words = [sys.executable, "-m", "build", "--outdir", str(folder), str(ROOT)]
+    subprocess.run(words, check=True, capture_output=True, text=True)
+    return {"wheel": next(folder.glob("*.whl")), "sdist": next(folder.glob("*.tar.gz"))}
+
+
+@pytest.mark.slow
+def test_the_source_archive_is_the_whole_project_and_the_wheel_the_library_alone(built):
+    with tarfile.open(built["sdist"]) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()
+    assert {one for one in tracked if not one.startswith(".")} <= names
+    with zipfile.ZipFile(built["wheel"]) as wheel:
+        assert {name.split("/")[0] for name in wheel.namelist()} == {"sordino", f"sordino-{sd.__version__}.dist-info"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["wheel", "sdist"])
+def test_it_installs_into_an_empty_environment_and_the_demo_runs_elsewhere(built, kind, tmp_path):
+    fresh = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+
+    def call(*words, cwd=tmp_path):
+        words = [str(word) for word in words]
+        return subprocess.run(words, cwd=cwd, check=True, capture_output=True, text=True, env=fresh)
+
     call(sys.executable, "-m", "venv", tmp_path / "venv")
     pip = tmp_path / "venv" / "bin" / "pip"
     call(pip, "install", "-q", "torch==2.13.0")
-    call(pip, "install", "-q", "-c", ROOT / "constraints.txt", wheel)
+    call(pip, "install", "-q", "-c", ROOT / "constraints.txt", built[kind])
     (tmp_path / "unrelated").mkdir()
     call(tmp_path / "venv" / "bin" / "sordino", "demo", cwd=tmp_path / "unrelated")
     assert (tmp_path / "unrelated" / "runs" / "demo" / "report.html").exists()
     site = call(tmp_path / "venv" / "bin" / "python", "-c", "import sordino; print(sordino.__file__)").stdout.strip()
+    assert site.startswith(str(tmp_path / "venv"))
     assert (Path(site).parent / "py.typed").exists()
