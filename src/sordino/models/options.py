@@ -6,6 +6,7 @@ import copy
 import inspect
 import logging
 from collections.abc import Callable, Mapping
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -40,7 +41,7 @@ def check_options(name: str, factory: Callable[..., nn.Module], options: Mapping
     for key in sorted(set(options) & set(own)):
         value, usual = options[key], accepted[key].default
         whole = isinstance(usual, int) and not isinstance(usual, bool)
-        if whole and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+        if whole and (not isinstance(value, Integral) or isinstance(value, bool) or value < 1):
             raise BadInput(f"model '{name}': {key} = {value!r}: it is one whole number ≥ 1, such as {usual}")
         if isinstance(usual, (bool, str)) and not isinstance(value, type(usual)):
             told = "true or false" if isinstance(usual, bool) else f"a word, such as {usual!r}"
