@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test slow lint setup bench clean
+.PHONY: demo test slow lint docs setup bench clean
 
 demo: $(READY)
 	$(BIN)/sordino demo
@@ -17,10 +17,15 @@ slow: $(READY)
 	OMP_NUM_THREADS=2 $(BIN)/pytest -m slow
 
 lint: $(READY)
-	$(BIN)/ruff check src papers bench tests examples
-	$(BIN)/ruff format --check src papers bench tests examples
+	$(BIN)/ruff check src papers bench tests examples tools docs/notebooks
+	$(BIN)/ruff format --check src papers bench tests examples tools docs/notebooks
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+docs: $(READY)
+	$(BIN)/pip install -q -c constraints.txt -e '.[docs]'
+	$(BIN)/mkdocs build --strict
+	@echo "open site/index.html, or serve it with the search: $(BIN)/python -m http.server -d site"
 
 setup: $(READY)
 
@@ -42,4 +47,4 @@ bench: .venv-bench/.ready
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .venv-bench build dist
+	rm -rf $(VENV) .venv-bench build dist site

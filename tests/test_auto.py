@@ -235,3 +235,14 @@ def test_the_plan_says_what_was_chosen_and_why(in_folder, tmp_path):
     code, out, _ = in_folder("plan", "study.toml", "--set", "study.rounds=5", "--set", "training.lr=0.5")
     assert "auto rounds" not in out
     assert "auto lr" not in out
+
+
+def test_a_plan_shows_every_setting_as_it_was_settled(digits):
+    plain = sd.plan(digits, "logistic", "dp-fedavg", clip=0.25)
+    assert plain.settings == {
+        "rounds": 40, "lr": 0.5, "server_lr": 1.0, "cooldown": 0.0, "pull": 0.0, "clip": 0.25, "sampling": "poisson",
+        "evaluate": 1,
+    }  # fmt: skip
+    chosen = sd.plan(digits, "logistic", augment={"copies": 2, "shift": 1}).settings
+    assert chosen["lr"] != 0.5
+    assert chosen["augment"]["copies"] == 2

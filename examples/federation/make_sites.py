@@ -25,7 +25,7 @@ delta = 1e-5
 ledger = "{name}/ledger.db"
 
 [limits]
-methods = ["dp-fedavg", "robust-hdp", "factor-hdp", "fedfdp", "adaptdp"]
+methods = ["auto", "dp-fedavg", "robust-hdp", "factor-hdp", "fedfdp", "adaptdp"]
 rounds = 50
 least_noise = 0.3
 clip = [0.01, 10.0]

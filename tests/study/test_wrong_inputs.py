@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import sys
+import typing
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+import sordino as sd
 from sordino import cli
 from sordino.data import budgets, encode, own, sources
 from sordino.errors import BadInput
+from sordino.methods import Training
+from sordino.methods.settings import Settings
 from sordino.study.file import make_study, read_study
 from sordino.study.site_file import read_site
 from sordino.study.sweep import points
@@ -288,3 +294,115 @@ def test_the_command_line_refuses_with_code_2_and_writes_nothing(
     assert stop.value.code == 2
     assert told in capsys.readouterr().err
     assert [one.name for one in tmp_path.iterdir()] == ["study.toml"]
+
+
+@pytest.fixture(scope="module")
+def federation() -> sd.data.Federation:
+    return sd.data.load("digits").subset(300, seed=0).partition("iid", clients=3, seed=0).with_budgets(4.0)
+
+
+class Own(torch.nn.Module):
+    """A network of one's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = torch.nn.Linear(64, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(x.flatten(1))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"clients": None}, r"clients is None: give a federation, sd.data.load"),
+        ({"clients": [1, 2]}, r"clients is a list: give a federation"),
+        ({"clients": sd.data.load("digits")}, r"records of digits have no clients yet: call .partition"),
+        ({"model": None}, r"model is None: give a name such as 'auto'"),
+        ({"model": Own}, r"model is the class Own: give one of its modules, Own\(…\)"),
+        ({"model": lambda shape, classes: Own()}, r"which makes one: give what it returns"),
+        ({"model": "mlp", "model_options": {"hidden": [8]}}, r"'mlp': hidden = \[8\]: it is one whole number ≥ 1"),
+        ({"model": "mlp", "model_options": {"hidden": 0}}, r"hidden = 0"),
+        ({"model": "cnn-small", "model_options": {"unit": 3}}, r"unit = 3: it is a word, such as 'relu'"),
+        ({"model": "robust-hdp-cnn", "model_options": {"standardise": 1}}, r"standardise = 1: it is true or false"),
+        ({"model": "mlp", "model_options": [8]}, r"model_options is a list: give a table such as"),
+        ({"method": None}, r"method is None: give a name such as 'auto'"),
+        ({"method": sd.Method}, r"method is <class.*give a name"),
+        ({"rounds": "ten"}, r"training.rounds is 'ten': it must be a positive whole number"),
+        ({"rounds": True}, r"training.rounds is True"),
+        ({"seed": None}, r"seed is None: give a whole number"),
+        ({"seed": -1}, r"seed is -1"),
+        ({"rate": "lots"}, r"training.rate is 'lots'"),
+        ({"batch": {"a": 1}}, r"training.batch is \{'a': 1\}"),
+        ({"learning_rate": 0.1}, r"training.learning_rate is unknown: did you mean 'lr'\?"),
+        ({"stepps": 2}, r"training.stepps is unknown: did you mean 'steps'\?"),
+        ({"callbacks": print}, r"callbacks is a function: put it into a list"),
+        ({"callbacks": None}, r"callbacks is None: give a list"),
+        ({"callbacks": [3]}, r"callbacks holds 3: each is a function"),
+        ({"device": None}, r"device None is unknown"),
+        ({"out": 3}, r"out is 3: give a path"),
+        ({"ledger": 3}, r"ledger is 3: give a path"),
+    ],
+    ids=str,
+)
+def test_wrong_arguments_in_python_are_messages(
+    federation: sd.data.Federation, arguments: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(BadInput, match=words):
+        sd.train(**{"clients": federation, "rounds": 2, **arguments})
+
+
+def test_wrong_arguments_of_what_comes_before_training(federation: sd.data.Federation) -> None:
+    for call, words in (
+        (lambda: sd.data.load(None), r"data set None: give a name"),
+        (lambda: federation.with_budgets(None), r"budgets is None: give one number"),
+        (lambda: federation.with_budgets(1.0, delta=None), r"budgets.delta is None"),
+        (lambda: sd.load(None), r"path is None"),
+        (
+            lambda: make_study(changed({"model": {"name": "mlp", "options": {"hidden": [8]}}})).check(),
+            r"hidden = \[8\]",
+        ),
+    ):
+        with pytest.raises(BadInput, match=words):
+            call()
+
+
+def test_the_keywords_that_editors_know_are_the_settings_of_training() -> None:
+    """``sd.train(clients, lr=…)``: completed and checked by type, whatever ``Training`` has."""
+    known = typing.get_type_hints(Settings)
+    fields = {name: hint for name, hint in typing.get_type_hints(Training).items() if name != "rounds"}
+    assert set(known) == set(fields)
+    for name, hint in fields.items():
+        wanted = set(typing.get_args(hint)) or {hint}
+        missing = wanted - set(typing.get_args(known[name]))
+        assert missing <= {str}, name  # sampling is one of three words
+    for function in (sd.train, sd.plan):
+        assert inspect.signature(function).parameters["training"].annotation == "Unpack[Settings]"
+
+
+class Recurrent(Own):
+    """An image's rows as a sequence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cells, self.head = torch.nn.GRU(8, 16, batch_first=True), torch.nn.Linear(16, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.cells(x.squeeze(1))[0][:, -1])
+
+
+@pytest.mark.parametrize(
+    "model",
+    [Recurrent(), Own().double(), Recurrent().double(), Own().half()],
+    ids=["gru", "double", "double gru", "half"],
+)
+def test_recurrent_and_double_precision_models_train(
+    federation: sd.data.Federation, model: torch.nn.Module, said: pytest.LogCaptureFixture
+) -> None:
+    before = {name: one.clone() for name, one in model.state_dict().items()}
+    run = sd.train(federation, model, "dp-fedavg", rounds=2, rate=0.2)
+    assert all(one["spent_epsilon"] <= one["epsilon"] for one in run.privacy)
+    assert next(run.model.parameters()).dtype == torch.float32
+    assert any((one != before[name]).any() for name, one in run.model.state_dict().items())
+    told = "a copy in torch.float32 is trained" in said.text
+    assert told == (next(model.parameters()).dtype != torch.float32)

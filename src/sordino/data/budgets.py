@@ -169,6 +169,8 @@ def _one_each(
     where = "budgets" if key == "epsilon" else f"budgets.{key}"
     if isinstance(said, int | float | np.number):
         return [_number(said, where)] * len(names)
+    if said is None or isinstance(said, str):
+        raise BadInput(f"{where} is {said!r}: give one number for all, a table by name, or a list with one for each")
     values = [_number(value, f"{where}[{k}]") for k, value in enumerate(said)]
     if len(values) != len(names):
         told = "budgets list" if key == "epsilon" else where

@@ -85,6 +85,8 @@ def load(name: str | Path, folder: str | Path | None = None, **options: Any) -> 
         people come with several (``insteval``), so that promises are made for a record. ``least-squares`` takes
         ``records``, ``dimension``, ``tests`` and ``seed`` of ``least_squares``.
     """
+    if not isinstance(name, (str, Path)):
+        raise BadInput(f"data set {name!r}: give a name, one of {', '.join(SOURCES)}, or a path to your own folder")
     source = SOURCES.get(str(name))
     merge = options.pop("merge", False)
     records, records_seed = None, 0

@@ -13,7 +13,7 @@ from sordino.errors import BadInput
 
 def is_device(name: str) -> bool:
     """Whether this is how a device is called, on whatever machine: ``cpu``, ``cuda``, ``cuda:1`` or ``auto``."""
-    return re.fullmatch(r"cpu|auto|cuda(:\d+)?", name) is not None
+    return isinstance(name, str) and re.fullmatch(r"cpu|auto|cuda(:\d+)?", name) is not None
 
 
 def torch_device(name: str) -> torch.device:

@@ -17,6 +17,7 @@ weight, s κ, also stays below ``DROWNED`` times the size of the first weights.
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -57,6 +58,9 @@ on digits were best at 2 to 7. A first guess."""
 RATES = (0.05, 0.1, 0.2, 0.5, 1.0)
 SPARED = 1.05
 """The smallest rate is taken whose noise is within this factor of what full batches would have."""
+
+SAME = {"learning_rate": "lr", "batch_size": "batch", "max_grad_norm": "clip", "num_rounds": "rounds"}
+"""What settings are called elsewhere."""
 
 SHOWN = 50
 """How often, at most, an automatic run is evaluated by default."""
@@ -116,6 +120,7 @@ def settle(
     if unknown := sorted(auto - set(CHOSEN)):
         raise BadInput(f"training.{unknown[0]} cannot be 'auto': {', '.join(CHOSEN)} can")
     known = {key: value for key, value in wanted.items() if key not in auto}
+    _training(known)  # refuses what is wrong before anything is worked out from it
     why: list[str] = []
     if "clip" in auto:
         known["clip"] = 1.0
@@ -146,10 +151,12 @@ def _said(key: str, given: Mapping[str, Any]) -> bool:
 
 
 def _training(known: Mapping[str, Any]) -> Training:
-    try:
-        return Training(**known)
-    except TypeError as error:
-        raise BadInput(f"training settings: {error}; known: {', '.join(Training.__dataclass_fields__)}") from None
+    fields = list(Training.__dataclass_fields__)
+    if unknown := [key for key in known if key not in fields]:
+        near = difflib.get_close_matches(unknown[0], fields, n=1) or [SAME.get(unknown[0], "")]
+        hint = f"did you mean {near[0]!r}? " if near[0] else ""
+        raise BadInput(f"training.{unknown[0]} is unknown: {hint}known: {', '.join(fields)}")
+    return Training(**known)
 
 
 def _radius(method: Method) -> bool:

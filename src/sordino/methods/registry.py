@@ -99,6 +99,8 @@ def get(
             hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names())}, or module:attribute"
             raise BadInput(f"method {method!r} is unknown: {hint}")
         method = _METHODS[method]
+    elif not isinstance(method, Method):
+        raise BadInput(f"method is {method!r}: give a name such as 'auto' or 'dp-fedavg', or a value sd.Method(…)")
     return replace(method, **{part: _part(part, choice, modules) for part, choice in (overrides or {}).items()})
 
 

@@ -109,7 +109,7 @@ class Training:
             value, whole = getattr(self, key), key in ("rounds", "evaluate", "steps", "select")
             if value is None and key in ("steps", "epochs", "select"):
                 continue
-            good = isinstance(value, (int, float)) and math.isfinite(value) and value > 0
+            good = _is_number(value) and math.isfinite(value) and value > 0
             if not good or (whole and value != int(value)):
                 raise BadInput(f"training.{key} is {value!r}: it must be a positive {'whole ' * whole}number")
             if key in ("lr", "clip") and not SMALLEST <= value <= LARGEST:
@@ -130,7 +130,9 @@ class Training:
                 raise BadInput(f"training.{one} and training.{other} say the same thing twice: keep one of them")
         for key, most in (("batch", math.inf), ("rate", 1.0)):
             given = getattr(self, key)
-            if given is not None and not all(0 < one <= most for one in np.atleast_1d(np.asarray(given))):
+            several = isinstance(given, (Sequence, np.ndarray)) and not isinstance(given, str)
+            each = list(given) if several else [given]
+            if given is not None and not all(_is_number(one) and 0 < one <= most for one in each):
                 told = "rates lie in (0, 1]" if key == "rate" else "batch sizes are positive"
                 raise BadInput(f"training.{key} is {given!r}: {told}")
         Scheme.parse(self.sampling)
@@ -190,6 +192,10 @@ class Training:
         if self.epochs is not None:
             return np.maximum(1, np.round(self.epochs * sizes / batches)).astype(np.int64)
         return np.full(len(sizes), self.steps or 1, dtype=np.int64)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
 
 
 def _per_client(key: str, value: float | Sequence[float], clients: int) -> NDArray[np.float64]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import inspect
 import math
 from collections import OrderedDict
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from sordino.models.convolved import Convolved, norm_of_eights
 from sordino.models.features import Spec, check_features, make_features
 from sordino.models.fixed import FixedFeatures, Standardise
 from sordino.models.isolation import isolated
+from sordino.models.options import check_kind, check_options, in_single_precision
 from sordino.models.scatter import scatter_cnn, scatter_linear
 
 Shape = tuple[int, ...]
@@ -257,7 +257,7 @@ def build(
     ----------
     spec
         A name of :func:`names`, ``"module:factory"`` (called as ``factory(shape, classes, **options)``), or an
-        ``nn.Module``, which is returned as it is.
+        ``nn.Module``, which is returned as it is, or where its weights are not float32 as a copy in float32.
     shape
         Shape of one record without the batch axis: ``(features,)`` or ``(channels, height, width)``.
     classes
@@ -271,6 +271,7 @@ def build(
     **options
         Passed to the factory, such as ``hidden=512`` for ``random-features``.
     """
+    check_kind(spec)
     if isinstance(spec, nn.Module) and options:
         raise BadInput(f"model options {sorted(options)} were given together with a ready module; drop them")
     sizes = tuple(int(size) for size in shape)
@@ -285,6 +286,7 @@ def build(
         model = spec if isinstance(spec, nn.Module) else check_spec(spec, options)(inner, classes, **options)
     if not isinstance(model, nn.Module):
         raise BadInput(f"model '{spec}' returned a {type(model).__name__}; a factory must return a torch.nn.Module")
+    model = in_single_precision(model)
     return model if before is None else nn.Sequential(OrderedDict(features=before, model=model))
 
 
@@ -293,12 +295,7 @@ def check_spec(spec: str, options: dict[str, Any]) -> Factory:
     factory = _factory(spec)
     if "features" in options:
         check_features(options["features"])
-    accepted = inspect.signature(factory).parameters
-    own = list(accepted)[2:]
-    unknown = sorted(set(options) - {*own, "features"})
-    if unknown and not any(parameter.kind is parameter.VAR_KEYWORD for parameter in accepted.values()):
-        known = ", ".join(own) or "none"
-        raise BadInput(f"model '{spec}' has no option {', '.join(unknown)}; its options: {known}")
+    check_options(spec, factory, options)
     return factory
 
 

@@ -125,6 +125,8 @@ def solve(
 ) -> Pursuit:
     """Principal component pursuit of M[d, n], with everything there is to know about how it went.
 
+    n×n eigenproblems are solved in float64. An all-zero column stays zero in L and S and has σ̂² = 0.
+
     Parameters
     ----------
     matrix : M, a column per client; tensor (any device) or array. Computed in float32 unless it is float64.
@@ -134,8 +136,6 @@ def solve(
     rows : look at that many rows, drawn at random by ``seed``, when M has more: they estimate the same variances.
     start : ``projection`` of an earlier result for the same clients in the same order.
     parts : whether to return L and S, or only what is n×n and smaller.
-
-    n×n eigenproblems are solved in float64. An all-zero column stays zero in L and S and has σ̂² = 0.
     """
     columns = as_columns(matrix)
     chosen = None

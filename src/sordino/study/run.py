@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import numpy as np
 from torch import nn
@@ -24,9 +24,11 @@ from sordino.engine.sharded import Shard
 from sordino.errors import BadInput
 from sordino.methods import Method, Population
 from sordino.methods.evaluation import Evaluation, judge
+from sordino.methods.settings import Settings
 from sordino.models.features import Spec
 from sordino.privacy.trust import NOBODY_TRUSTED, Trust
 from sordino.privacy.types import Budget
+from sordino.study.arguments import as_path, check_callbacks, check_clients, check_options, check_seed
 from sordino.study.features import described, with_features
 from sordino.study.folder import Folder, Keeper, Planned, planned
 from sordino.study.prepared import Prepared, Run
@@ -40,7 +42,7 @@ def load(path: str | os.PathLike[str], model: nn.Module | None = None) -> Run:
 
     ``model``: the module of a run that trained one of your own, built as it was then; it gets the trained weights.
     """
-    result, weights, personal = load_run(Path(path))
+    result, weights, personal = load_run(as_path("path", path))
     about = result["study"]["model"]
     template = model
     if model is not None:
@@ -72,8 +74,9 @@ def prepare(
     ``before``: what a run that goes on settled before it started.
     """
     chosen = methods.get(method)
-    if not isinstance(clients, Federation):
-        raise BadInput("the records have no clients yet: call .partition(…) and .with_budgets(…) on the data set")
+    check_clients(clients)
+    check_seed(seed)
+    check_options(model_options)
     if clients.budgets is None and chosen.private:
         raise BadInput(f"method {chosen.name!r} is private, but the clients have no budgets: call .with_budgets(…)")
     held = None
@@ -162,7 +165,7 @@ def plan(
     features: Spec | None = None,
     trust: Trust | Mapping[str, Any] | None = None,
     evaluation: Evaluation | Mapping[str, Any] | None = None,
-    **training: Any,
+    **training: Unpack[Settings],
 ) -> PlanView:
     """What ``train`` with these arguments would do: noise per client, schedule, cost, warnings. No training."""
     options, settings = with_features(model_options, features), {"rounds": rounds, **training}
@@ -189,7 +192,7 @@ def train(
     precision: str = "float32",
     trust: Trust | Mapping[str, Any] | None = None,
     evaluation: Evaluation | Mapping[str, Any] | None = None,
-    **training: Any,
+    **training: Unpack[Settings],
 ) -> Run:
     """Train one model together, every client under its own budget.
 
@@ -213,13 +216,14 @@ def train(
         against everybody.
     evaluation: ``{"every": 5}``: hold some records of every client out, and judge the model by them as a deployment
         would: with noise, paid from an account of their own (``Evaluation``); see ``result["evaluation"]``.
-    training: keys of ``Training``: batch or rate, steps or epochs, lr, clip, sampling, select, …. ``lr``, ``clip``,
+    **training: fields of ``Training``: batch or rate, steps or epochs, lr, clip, sampling, select, …. ``lr``, ``clip``,
         ``rate`` and ``evaluate`` may be ``"auto"`` for any method.
 
     Guarantees
     ----------
     Every release is charged to the ledger before its noise is drawn; no client's spent ε exceeds its budget.
     """
+    check_callbacks(callbacks)
     shard = Shard.now()
     if shard is not None and resume:
         raise BadInput("a run over several processes cannot be resumed: resume it in one, or start it afresh")
@@ -228,7 +232,8 @@ def train(
         out = ledger = None
     if resume and out is None:
         raise BadInput("resume=True needs out=, the folder of the run to go on with")
-    before = planned(Path(out)) if out is not None and resume else None
+    folder = None if out is None else as_path("out", out)
+    before = planned(folder) if folder is not None and resume else None
     options, settings = with_features(model_options, features), {"rounds": rounds, **training}
     chosen = Trust.parse(trust), Evaluation.parse(evaluation)
     ready = prepare(clients, model, method, seed, options, settings, before, precision, *chosen)
@@ -241,9 +246,9 @@ def train(
             f"{ready.plan.method.name!r} gives every client a model of its own, which processes do not share: use one"
         )
     torch_device(device)  # refuses one that is not there, before a folder is made
-    keeper = Keeper(None if ledger is None else Path(ledger))
-    if out is not None:
-        keeper = keep_in(Path(out), ready, resume, keeper.ledger)
+    keeper = Keeper(None if ledger is None else as_path("ledger", ledger))
+    if folder is not None:
+        keeper = keep_in(folder, ready, resume, keeper.ledger)
     return train_alone(ready, keeper, device, callbacks, name)
 
 

@@ -53,6 +53,11 @@ SAID_ONCE = ("n", "δ", "rate", "steps × turns", "last round")
 """Columns that a line below the table can stand for."""
 
 
+def _plain(value: Any) -> Any:
+    """A number as people write it; anything else as it is."""
+    return float(f"{value:.4g}") if isinstance(value, float) else value
+
+
 def _apart(columns: dict[str, list[str]]) -> tuple[dict[str, list[str]], dict[str, str]]:
     """The columns to show, and what all clients have in common: a narrow terminal has no room to say it of each."""
     alike = {name: columns[name][0] for name in SAID_ONCE if len(set(columns[name])) == 1 < len(columns[name])}
@@ -117,6 +122,17 @@ class PlanView:
     def unit(self) -> str:
         """What is protected as one: a record, or somebody with several."""
         return self.plan.clients[0].budget.unit if self.plan.clients else RECORD
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings of training that were settled: given, the method's own, chosen automatically, or defaults.
+
+        Without those that the table of clients shows (batches, rates, steps) and those that are off.
+        """
+        shown = dataclasses.asdict(self.plan.training)
+        off = {key for key in ("select", "exact_noise", "augment") if not shown[key]}
+        left = {"batch", "rate", "steps", "epochs"} | off
+        return {key: _plain(value) for key, value in shown.items() if key not in left}
 
     @property
     def why(self) -> tuple[str, ...]:
@@ -235,6 +251,7 @@ class PlanView:
             yield levels
         if self.trust is not None:
             yield f"planned ε holds [bold]{self.trust}[/bold]" + ("" if self.sharing is None else ": noise is shared")
+        yield "settings: " + ", ".join(f"{key} {value}" for key, value in self.settings.items())
         for line in self.why:
             yield f"[bold]auto[/bold] {line}"
         if common:

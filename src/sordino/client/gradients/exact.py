@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +31,9 @@ KEPT_BYTES = 256 * 2**20
 class Exact(Engine):
     """Per-record gradients by ``vmap(grad)``: the reference for the fast engine and the fallback for any model.
 
+    Some modules cannot be mapped (recurrent ones write into their states, forward code may branch on values): from the
+    first batch on which ``vmap`` fails, records go through such a model one after the other. That is the same, slower.
+
     Per-record gradients are kept while they fit ``kept_bytes``. Beyond that they are computed twice in chunks, for
     their norms and for their sum, from the same state of the random generator, so that dropout drops the same.
     """
@@ -41,9 +45,7 @@ class Exact(Engine):
         self.copies = copies
         self.module = copy.deepcopy(model)
         self._loss, self._reason, self._kept_bytes = loss, reason, kept_bytes
-        over = (None, 0, 0, 0)
-        self._per_record = vmap(grad_and_value(self._one), in_dims=over, randomness="different")
-        self._losses = vmap(self._one, in_dims=over, randomness="different")
+        self._mapped = True
 
     @property
     def bytes_per_record(self) -> int:
@@ -74,7 +76,7 @@ class Exact(Engine):
         real = self._real(batch)
         with torch.no_grad():
             found = [
-                self._losses(self._named(params[row]), batch.x[part], batch.y[part], real[part])
+                self._each(self._one, self._named(params[row]), batch.x[part], batch.y[part], real[part])
                 for row, part in ((row, slice(row * width, (row + 1) * width)) for row in range(rows if width else 0))
             ]
         out = torch.stack(found) if found else params.new_zeros(rows, width)
@@ -105,6 +107,23 @@ class Exact(Engine):
         losses = self._loss.values(self._outputs(named, x), y)
         return mean_of_inputs(losses, len(losses), real.unsqueeze(0)).squeeze(0)
 
+    def _each(self, function: Callable[..., Any], named: Named, x: Tensor, y: Tensor, real: Tensor) -> Any:
+        """``function`` of every record by itself, stacked: mapped, or where that cannot be one after the other."""
+        if self._mapped:
+            try:
+                return vmap(function, in_dims=(None, 0, 0, 0), randomness="different")(named, x, y, real)
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as error:
+                if not len(x):
+                    raise
+                reason = str(error).splitlines()[0]
+        found = _stacked([function(named, *one) for one in zip(x, y, real)])
+        if self._mapped:  # the model is not at fault: it works record by record
+            self._mapped = False
+            self._reason = f"{self._reason}; one record after the other, for vmap fails: {reason}"
+        return found
+
     def _chunks(
         self, params: Tensor, batch: Flat, segments: Segments
     ) -> Iterator[tuple[int, slice, list[Tensor], Tensor]]:
@@ -115,7 +134,8 @@ class Exact(Engine):
             for first in range(start, stop, most):
                 part = slice(first, min(stop, first + most))
                 with precise():
-                    grads, losses = self._per_record(named, batch.x[part], batch.y[part], real[part])
+                    given = batch.x[part], batch.y[part], real[part]
+                    grads, losses = self._each(grad_and_value(self._one), named, *given)
                 yield row, part, [grads[slot.name].detach().flatten(1) for slot in self.layout], losses.detach()
 
     def _grade(self, params: Tensor, batch: Flat, segments: Segments) -> Graded:
@@ -150,3 +170,13 @@ class Exact(Engine):
 
         finite = torch.isfinite(losses + squares)
         return Graded(losses, Length(squares), finite, pull, (segments.rows, self.dimension))
+
+
+def _stacked(found: list[Any]) -> Any:
+    """Tensors, tables of tensors or pairs of them, one a record, as one with an axis of records in front."""
+    first = found[0]
+    if isinstance(first, Tensor):
+        return torch.stack(found)
+    if isinstance(first, dict):
+        return {key: torch.stack([one[key] for one in found]) for key in first}
+    return tuple(_stacked([one[k] for one in found]) for k in range(len(first)))
