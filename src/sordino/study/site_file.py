@@ -362,9 +362,12 @@ def read_site(path: Path) -> SiteFile:
     said = found.budget.promised().epsilon  # what cannot be promised is refused before records are read
     if said == math.inf:
         log.warning("NOT PRIVATE: budget.epsilon = inf says that this site's records are public")
-    elif max([said, *(found.budget.levels or {}).values()]) > LARGE:
-        log.warning(
-            "[budget] promises ε = %g, next to nothing: promises that mean something are about 0.1 to 10",
-            max([said, *(found.budget.levels or {}).values()]),
-        )
+    named = {f"levels.{name}": one for name, one in (found.budget.levels or {}).items()} or {"epsilon": said}
+    for key, epsilon in named.items():
+        if LARGE < epsilon < math.inf:
+            log.warning(
+                "budget.%s = %g promises next to nothing: promises that mean something are about 0.1 to 10",
+                key,
+                epsilon,
+            )
     return found
