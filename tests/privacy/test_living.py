@@ -200,7 +200,7 @@ def test_ids_that_were_taken_out_or_exchanged_are_noticed(path: Path, how: str):
     with pytest.raises(LedgerDamaged, match="changed outside sordino"):
         Ledger(path)  # by the seal
     unsealed(path)
-    with pytest.raises(LedgerDamaged, match="ids of entry|stored release of entry"), Ledger(path) as ledger:
+    with pytest.raises(LedgerDamaged, match=r"ids of entry|stored release of entry"), Ledger(path) as ledger:
         ledger.call_roll("patient", ["a", "b"])
 
 

@@ -153,3 +153,12 @@ def changes_to(known: Mapping[bytes, Known], here: Iterable[bytes], newest: int)
         if one.away is (mark in present):
             found.setdefault((RETURNED if one.away else WITHDRAWN, one.cohort), []).append(mark)
     return found
+
+
+def takes_part(left: Mapping[int, float], epsilon: float) -> tuple[int, ...]:
+    """The cohorts that take part in a run which may cost ε: whose account has as much left.
+
+    Where none has, those that have most: they pay for as many turns as they can.
+    """
+    least = min(epsilon, max(left.values(), default=0.0))
+    return tuple(sorted(cohort for cohort, rest in left.items() if rest >= least))

@@ -8,12 +8,12 @@ import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import Field, PrivateAttr, ValidationError, field_validator
+from pydantic import Field, PrivateAttr, ValidationError, field_validator, model_validator
 
 from sordino.client.rows import Records
 from sordino.data.budgets import LARGE
@@ -21,6 +21,7 @@ from sordino.data.encode import delimiter_of, read_table
 from sordino.data.own import kind_of, load_folder, schema_beside
 from sordino.data.schema import parse_schema
 from sordino.data.survey import Places, Survey, places, read_raw
+from sordino.engine.federation.attending import Roll, check_living
 from sordino.engine.federation.certificates import check_name
 from sordino.engine.federation.held import commit_to, held_mask
 from sordino.engine.federation.limits import BLANK, Declared, Policy
@@ -29,9 +30,10 @@ from sordino.engine.federation.peers import Peers
 from sordino.engine.federation.signing import load_private
 from sordino.engine.federation.site import Purse, Site
 from sordino.engine.federation.surveying import Raw
-from sordino.errors import BadInput
+from sordino.errors import BadInput, SordinoError
 from sordino.privacy.generators import Source
 from sordino.privacy.ledger import Ledger
+from sordino.privacy.living import canonical
 from sordino.privacy.types import Adjacency, Budget, check_promised
 from sordino.study.deploy import schema_hash
 from sordino.study.sections import Section, explain
@@ -55,12 +57,23 @@ class SiteData(Section):
 
     ``held_out``: the share of the records that training never sees, for evaluations and surveys; ``id``: the column
     that says whose a record is. Without it records are known by their places, and the file may never change.
+    ``living``: records come, are corrected and go; ``withdrawn``: a file of ids, one a line, whose consent is revoked.
     """
 
     path: str
     table_schema: dict[str, Any] | None = Field(default=None, alias="schema")
     held_out: float | None = Field(default=None, gt=0, lt=1)
     id: str | None = None
+    living: bool = False
+    withdrawn: str | None = None
+
+    @model_validator(mode="after")
+    def _whose(self) -> Self:
+        if self.living and self.id is None:
+            raise ValueError("living data are known by their ids: name their column as data.id")
+        if self.withdrawn is not None and not self.living:
+            raise ValueError("who withdrew is noted where data live: say data.living = true, and data.id")
+        return self
 
 
 class SiteBudget(Section):
@@ -182,20 +195,72 @@ class SiteFile(Section):
     @contextmanager
     def open(self, source: Source | None = None) -> Iterator[Site]:
         """Load the records, open the ledger. ``source``: a generator for tests, which marks the ledger NOT PRIVATE."""
+        before = self._version()
         budget, (records, declared), folder = self.budget.promised(), self.records(), self.at(self.site.folder)
         folder.mkdir(parents=True, exist_ok=True)
         with Ledger(self.at(self.budget.ledger)) as ledger:
             name, purse = check_name(self.site.name), Purse(budget, ledger, self.budget.composition)
+            check_living(ledger, self.data.living)
+            roll = self._roll(ledger, records, before) if self.data.living else None
             held = self.held(ledger, len(records.y))
             raw = None if held is None or kind_of(self.at(self.data.path)) == "npz" else self._raw(ledger)
             commit = commit_to(ledger, self.at(self.data.path), records, held is not None)
-            yield Site(name, records, declared, purse, folder, self.policy, source, self.peers(), held, raw, commit)
+            more = self.peers(), held, raw, commit, roll
+            yield Site(name, records, declared, purse, folder, self.policy, source, *more)
+
+    def _version(self) -> tuple[int, ...]:
+        """What tells a file from what it was a moment ago."""
+        where = self.at(self.data.path)
+        if not where.is_file():
+            return ()
+        found = where.stat()
+        return found.st_ino, found.st_size, found.st_mtime_ns
+
+    def _roll(self, ledger: Ledger, records: Records, before: tuple[int, ...]) -> Roll:
+        """Whose the records are, and in which cohort: the ledger notes who is new, who is gone and who is back.
+
+        A ledger that was kept for records without their ids begins with those very records. ``before``: which file
+        they were read from.
+        """
+        where, column = self.at(self.data.path), self.data.id
+        assert column is not None
+        ids, out, parted = self._ids(where, column), self._withdrawn(), ledger.parted()
+        if self._version() != before or len(ids) != len(records.y):
+            raise BadInput(f"{where} was changed while it was read: start the site again, and exchange files in one go")
+        if ledger.life() is None and ledger.bindings():
+            ledger.bind(check_name(self.site.name), commit_to(ledger, where, records, False))
+        if ledger.life() is None and parted is not None and self._spelt(where, column) != ids:
+            raise BadInput(
+                f"{ledger.path} has parted these records by their ids as they are spelt, and living data are known by "
+                f"them in small letters with single spaces: some in column {column!r} would go from training to "
+                "held-out or back; leave data.living away"
+            )
+        known, there = ledger.call_roll(column, ids, out), set(ids)
+        strange = sum(one not in there for one in out)
+        if strange:
+            told = "%d of %d ids in %s are in no record: removed since, or misspelt"
+            log.warning(told, strange, len(out), self.data.withdrawn)
+        return Roll.of(known)
+
+    def _withdrawn(self) -> list[str]:
+        """The ids, as ``_ids`` has them, of those whose records are there and may not be used any more."""
+        if self.data.withdrawn is None:
+            return []
+        try:
+            lines = self.at(self.data.withdrawn).read_text(encoding="utf-8-sig").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadInput(f"data.withdrawn: {self.at(self.data.withdrawn)} cannot be read: {error}") from None
+        return [canonical(f"id {line}") for line in lines if line.strip()]
 
     def _raw(self, ledger: Ledger) -> Raw:
         """How a survey reads the held-out records: from the file, as they are, parted anew by the ledger's key."""
+        where, column = self.at(self.data.path), self.data.id
+        ids = self._ids(where, column) if self.data.living and column is not None else []
 
         def read(survey: Survey) -> Places:
-            table = read_raw(self.at(self.data.path), survey)
+            table = read_raw(where, survey)
+            if ids and column is not None and self._ids(where, column) != ids:
+                raise SordinoError(f"{where} holds other people's records than when this site started: start it again")
             held = self.held(ledger, table.rows)
             assert held is not None
             return places(table, survey)[held]
@@ -219,6 +284,11 @@ class SiteFile(Section):
         return held_mask(ledger, share, where, count, self.data.id, self._ids(where, self.data.id))
 
     def _ids(self, where: Path, column: str) -> list[str]:
+        """The id of every record, where data live in the spelling that tells people apart."""
+        said = self._spelt(where, column)
+        return [canonical(one) for one in said] if self.data.living else said
+
+    def _spelt(self, where: Path, column: str) -> list[str]:
         """The id of every record; records that have none count as one person's."""
         delimiter = str((self.data.table_schema or {}).get("delimiter", delimiter_of(where)))
         table = read_table(where, [column], delimiter)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -30,8 +30,8 @@ class Till:
 
     Attributes
     ----------
-    account: of the ledger; that of the records which are read, and of no others. Where they fall into groups, the
-        groups' accounts begin with it.
+    account: of the ledger; that of the records which are read, and of no others. Where they fall into groups or
+        cohorts, all their accounts begin with it.
     private: whether the method adds noise; without it nothing is charged, and every release is noted.
     most: how often a release of one name may be made in the run.
     """
@@ -98,27 +98,30 @@ def sealed(parts: Mapping[str, Release]) -> dict[str, Tensor]:
     return {name: one.value for name, one in parts.items()}
 
 
-def told_spent(ledger: Ledger, run: str, account: str, held: str | None = None) -> dict[str, Any]:
+def told_spent(ledger: Ledger, run: str, training: Sequence[str], held: Sequence[str] = ()) -> dict[str, Any]:
     """What a site says in the end, by public counts: what its accounts have spent, and what this run released.
 
-    A record is in one of the two parts, so its ε is the larger of theirs. Held-out records are asked with all of the
-    site's own noise: what is said of whom the promise holds against follows from training.
+    A record is in one of the two parts, and in one of a part's accounts, so its ε is at most the largest of theirs.
+    Held-out records are asked with all of the site's own noise: what is said of whom the promise holds against follows
+    from training.
     """
-    accounts = [account, *([] if held is None else [held])]
+    accounts = [*training, *held]
     released = [
         {"what": e.what + said, "rate": e.sampling.rate, "noise": e.noise, "count": e.count}
-        for one, said in zip(accounts, ("", OF_HELD))
-        for e in ledger.run_events(one, run)
+        for part, said in ((training, ""), (held, OF_HELD))
+        for e in dict.fromkeys(e for one in part for e in ledger.run_events(one, run))  # cohorts pay for it alike
     ]
     spent, here, own = ledger.epsilon(accounts), ledger.epsilon(accounts, run), ledger.own_epsilon(accounts)
+    first = next((one for one in training if ledger.run_events(one, run)), training[0])
+    parts = {"training_epsilon": training, "held_epsilon": held}
     return {
         "releases": released,
         "spent_epsilon": max(spent.values()),
         "run_epsilon": max(here.values()),
         "replace_one_epsilon": max(ledger.replace_one_epsilon(one) for one in accounts),
         "own_epsilon": max(own.values()),
-        **({} if held is None else {"training_epsilon": spent[account], "held_epsilon": spent[held]}),
-        "against": asdict(ledger.against(account)),
-        "composition": ledger.composition(account),
+        **({key: max(spent[one] for one in part) for key, part in parts.items()} if held else {}),
+        "against": asdict(ledger.against(first)),
+        "composition": ledger.composition(first),
         "not_private": list(dict.fromkeys(mark for one in accounts for mark in ledger.account(one).not_private)),
     }

@@ -21,6 +21,7 @@ from sordino.client.rows import Records, Rows, seen_alone
 from sordino.client.turn import answer, take_turn
 from sordino.engine.devices import threads_for_step
 from sordino.engine.federation import wire
+from sordino.engine.federation.attending import Attendance, Party, Roll, check_living
 from sordino.engine.federation.held import parted
 from sordino.engine.federation.job import Job, Understood, accept, canonical, safe, understand
 from sordino.engine.federation.judged import Task, accept_task, check_request, own_weights, verdict
@@ -83,8 +84,10 @@ class Site:
         held: NDArray[np.bool_] | None = None,
         raw: Raw | None = None,
         commit: Commit | None = None,
+        roll: Roll | None = None,
     ) -> None:
         budget, ledger = purse.budget, purse.ledger
+        check_living(ledger, roll is not None)
         self.name = name
         self.peers = peers
         self.records, self.held = parted(records, held, ledger)
@@ -101,12 +104,11 @@ class Site:
         self.raw = raw
         self.members: Members | None = None
         self.account = ledger.bind(name, commit or (lambda salt: commitment(records, salt)))
-        ledger.open_account(self.account, budget, composition=purse.composition)
-        if self.held is not None:
-            ledger.open_account(self.account + HELD, budget, composition=purse.composition)
-        for one in (self.account, self.account + HELD)[: 2 if self.held is not None else 1]:
-            if source is not None:
-                ledger.mark_not_private(one, "a generator was injected at the site: a test, not a deployment")
+        self.attendance = Attendance.of(ledger, self.account, len(records.y), held, roll)
+        accounts = [one for part in self.attendance.accounts for one in part]
+        ledger.open_accounts(dict.fromkeys(accounts, budget), composition=purse.composition)
+        for one in accounts if source is not None else ():
+            ledger.mark_not_private(one, "a generator was injected at the site: a test, not a deployment")
         self._seen: list[tuple[nn.Module, Records, Records]] = []
         self._accepted = lru_cache(maxsize=4)(Pact.accept)
         self._understood = lru_cache(maxsize=4)(lambda text: understand(text, self.policy, self.declared, self.budget))
@@ -149,18 +151,19 @@ class Site:
     def _hello(self, packet: Packet, request: str) -> bytes:
         """Who this is, and whether it would take part in this study."""
         brief = packet.facts["brief"]
+        declared = self.declared_in(safe(str(brief.get("run"))))
         facts = {
             "name": self.name,
-            "records": self.declared.records,
+            "records": declared.records,
             "epsilon": self.offered.epsilon,
             "delta": self.offered.delta,
             "adjacency": str(self.offered.adjacency),
-            **({} if self.held is None else {"held": self.declared.held}),
+            **({} if self.held is None else {"held": declared.held}),
         }
         try:
             trust = None
             if "survey" in brief:
-                check_survey(self.policy, brief, self.declared, self.raw, self.budget)
+                check_survey(self.policy, brief, declared, self.raw, self.budget)
             else:
                 method = self._understood(canonical(brief)).method
                 trust = shared_trust(brief)
@@ -173,6 +176,14 @@ class Site:
             return pack(Packet(wire.REFUSED, {**facts, "reason": str(error), "budget": False}))
         log.info("study %r of run %s: this site would take part", brief.get("name"), brief.get("run"))
         return pack(Packet(wire.FACTS, facts))
+
+    def declared_in(self, run: str) -> Declared:
+        """What this site says about its records in a run; where they come and go, of those who take part in it."""
+        return self.attendance.declared(run, self.declared, self.offered.epsilon)
+
+    def party(self, run: str, held: bool = False) -> Party:
+        """Who takes part in a run, of training or of held-out records."""
+        return self.attendance.party(run, held, self.offered.epsilon)
 
     def _offer(self, packet: Packet, request: str) -> bytes:
         """Declare the plan of a run in the ledger; says how many turns the budget pays."""
@@ -265,11 +276,13 @@ class Site:
         """
         turn = Turn(self.account, whole(packet, "round"), whole(packet, "copy"))
         check_place(self.policy, job.rounds, turn.round, turn.copy, max((job.plan.turns, *job.plan.queries)))
+        party = self.party(job.run)
 
         def make(permit: Permit, gate: Gate) -> Packet:
-            batches = draw_batches(self.source, turn, terms, self.declared.records, self.members)
+            records = self.attendance.records(False, party, self.records)
+            batches = draw_batches(self.source, turn, terms, party.count, self.members)
             with threads_for_step(job.work.engine.dimension, terms.divisor):
-                return work(Rows([turn], [batches], self._mapped(job.fixed, self.records)), permit, gate)
+                return work(Rows([turn], [batches], self._mapped(job.fixed, records)), permit, gate)
 
         return self._till(job.run, job.method, self.policy.rounds).release(turn, terms, request, make, masks)
 
@@ -299,9 +312,9 @@ class Site:
 
         def make(permit: Permit, gate: Gate) -> Packet:
             assert self.held is not None  # or the task was refused
+            records = self.attendance.records(True, self.party(task.run, held=True), self.held)
             shown = own_weights(understood, weights, self.folder / "runs" / task.run, number, since)
-            records = self._mapped(understood.fixed, self.held)
-            found = verdict(understood, shown, records, task, permit, gate)
+            found = verdict(understood, shown, self._mapped(understood.fixed, records), task, permit, gate)
             return Packet(wire.COUNTS, {"round": number}, sealed(found))
 
         till = self._till(task.run, understood.method, min(task.times, self.policy.rounds), HELD)
@@ -310,14 +323,30 @@ class Site:
     def _task(self, brief: dict[str, Any], terms: dict[str, Any]) -> tuple[Understood, Task, int]:
         """The evaluations of a run, checked and declared to the held-out account; how many of them it can pay."""
         understood = self._understood(canonical(brief))
-        private = understood.method.private
-        task = accept_task(brief, terms, self.policy, self.declared, self.offered, private)
-        if not private:
-            why = f"run {task.run} used {understood.method.name}, which adds no noise"
-            self.ledger.mark_not_private(self.account + HELD, why)
-            return understood, task, task.times
+        method, declared = understood.method, self.declared_in(safe(str(brief["run"])))
+        task = accept_task(brief, terms, self.policy, declared, self.offered, method.private)
         plan = task.declaration(self.account + HELD)
-        return understood, task, self.ledger.declare([plan], self.policy.run_epsilon)[plan.client]
+        party, payable = self.agree(plan, held=True, not_private=_without_noise(method, task.run))
+        return understood, replace(task, terms=replace(task.terms, payers=party.payers)), payable
+
+    def agree(self, plan: LedgerPlan, held: bool = False, not_private: str = "") -> tuple[Party, int]:
+        """Declare a run to the accounts of all who would take part; who does, and how many turns they can pay.
+
+        ``not_private``: of a run without noise, why nothing is declared and the accounts are marked instead.
+        """
+        party = self.party(plan.run, held)
+        if not party.payers:
+            raise Refused("nobody's records take part here at present: all of them are withdrawn")
+        accounts = {one: plan.client + one for one in party.payers}
+        if not_private:
+            for account in accounts.values():
+                self.ledger.mark_not_private(account, not_private)
+            payable = dict.fromkeys(accounts, plan.turns)
+        else:
+            plans = [replace(plan, client=account) for account in accounts.values()]
+            turns = self.ledger.declare(plans, self.policy.run_epsilon)
+            payable = {one: turns[account] for one, account in accounts.items()}
+        return self.attendance.settle(plan.run, held, party, payable)
 
     def _bye(self, packet: Packet, request: str) -> bytes:
         """The run is over: what it did not use is free again. Says what this site has spent, by public counts."""
@@ -325,14 +354,15 @@ class Site:
         LocalState(self.folder / "runs" / run, (), 0).forget()
         erase_key(self._key_file(run))
         self._accepted.cache_clear()  # it holds the key too
-        own = [self.account, *([] if self.held is None else [self.account + HELD])]
+        parts = self.attendance.accounts
+        own = [one for part in parts for one in part]
         declared = [one for one in own if any(standing.plan.run == run for standing in self.ledger.standings(one))]
         if not declared:
             return pack(Packet(wire.FACTS, {"name": self.name}))
         for one in declared:
             self.ledger.close_plan(one, run)
             self.ledger.forget(one, run)
-        spent = told_spent(self.ledger, run, *own)
+        spent = told_spent(self.ledger, run, *parts)
         log.info("run %s is over: ε %.4g of %g spent", run, spent["spent_epsilon"], self.budget.epsilon)
         return pack(Packet(wire.FACTS, {"name": self.name, **spent}))
 
@@ -354,22 +384,24 @@ class Site:
         brief, offer = packet.facts["brief"], packet.facts["offer"]
         understood = self._understood(canonical(brief))
         method, work = understood.method, understood.work
-        plan = accept(self.name, offer, method, self.policy, self.declared, self.offered)
-        pact = self._pact(packet, method)
+        run = safe(str(brief["run"]))
+        declared = self.declared_in(run)
+        plan = accept(self.name, offer, method, self.policy, declared, self.offered)
+        pact = self._pact(packet, method, declared)
         if pact is not None:
             widths = {"gradient": work.engine.dimension, **{one.question.what: 1 for one in method.ask}}
             terms, *asks = pact.told([plan.terms, *plan.asks], widths)
             plan = replace(plan, terms=terms, asks=tuple(asks))
             pact.check_offer([terms, *asks])
-        job = Job(safe(str(brief["run"])), method, work, plan, int(brief["rounds"]), understood.fixed, pact)
-        if not method.private:
-            self.ledger.mark_not_private(self.account, f"run {job.run} used {method.name}, which adds no noise")
-            return job, plan.turns
-        events, whole = plan.declaration()
-        declared = LedgerPlan(self.account, job.run, events, whole)
-        return job, self.ledger.declare([declared], self.policy.run_epsilon)[self.account]
+        events, turns = plan.declaration()
+        offered = LedgerPlan(self.account, run, events, turns)
+        party, payable = self.agree(offered, not_private=_without_noise(method, run))
+        terms, *asks = (replace(one, payers=party.payers) for one in (plan.terms, *plan.asks))
+        plan = replace(plan, terms=terms, asks=tuple(asks))
+        job = Job(run, method, work, plan, int(brief["rounds"]), understood.fixed, pact)
+        return job, payable if method.private else plan.turns
 
-    def _pact(self, packet: Packet, method: Method) -> Pact | None:
+    def _pact(self, packet: Packet, method: Method, declared: Declared) -> Pact | None:
         """What the sites of a run agreed on, checked anew with every request; None where each adds its own noise."""
         brief = packet.facts["brief"]
         trust = shared_trust(brief)
@@ -381,8 +413,13 @@ class Site:
             key = load_key(self._key_file(run)).private_bytes_raw()
         except SordinoError:
             raise Refused("this site has no key of this run, or not any more: begin a new run") from None
-        own = Member(self.name, self.declared.records, public, key)
+        own = Member(self.name, declared.records, public, key)
         return self._accepted(canonical(packet.facts["charter"]), canonical(brief), own, peers)
+
+
+def _without_noise(method: Method, run: str) -> str:
+    """Why a run's accounts are marked NOT PRIVATE; empty where they need not be."""
+    return "" if method.private else f"run {run} used {method.name}, which adds no noise"
 
 
 def _place(packet: Packet) -> dict[str, Any]:
