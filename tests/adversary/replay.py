@@ -182,15 +182,17 @@ class Tape:
             again.value = known[2].clone()
             return again
 
-        def counted(gate: Gate, permit: Permit, step: int, tables: Any) -> Any:
-            found, (turn,), (terms,) = count(gate, permit, step, tables), permit.turns, permit.terms
+        def counted(gate: Gate, permit: Permit, step: int, tables: Any, whose: Tensor | None = None) -> Any:
+            found, (turn,), (terms,) = count(gate, permit, step, tables, whose), permit.turns, permit.terms
             for part, (cells, width) in tables.items():
                 where = f"the counts of {part!r}, step {step}, {told(turn)}"
                 self.made[turn, terms.what, part] += 1
                 if self.made[turn, terms.what, part] > self.granted[turn, terms.what, part]:
                     self.say("charge", f"{where} were never granted")
-                inside = cells[(cells >= 0) & (cells < width)]
-                total = torch.bincount(inside, minlength=width).double()
+                own = torch.ones(len(cells)) if whose is None else 1 / torch.bincount(whose)[whose]
+                there = (cells >= 0) & (cells < width)
+                added = own.double()[:, None].expand_as(cells)[there]
+                total = torch.bincount(cells[there], added, minlength=width).double()
                 known = self.next("release", where, [total, found[part].value.clone()])
                 if known is None:
                     continue

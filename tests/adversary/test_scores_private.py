@@ -80,9 +80,9 @@ class Louder(Gate):
     private = True
     part, share = "correct", 0.0
 
-    def count(self, permit: Permit, step: int, tables: Any) -> Any:
+    def count(self, permit: Permit, step: int, tables: Any, whose: Tensor | None = None) -> Any:
         true = {part: torch.bincount(cells[cells >= 0].reshape(-1), minlength=w) for part, (cells, w) in tables.items()}
-        found = super().count(permit, step, tables)
+        found = super().count(permit, step, tables, whose)
         one = found[self.part]
         one.value = true[self.part] + self.share * (one.value - true[self.part])
         return found

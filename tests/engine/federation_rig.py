@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -85,6 +85,10 @@ def simulated(clients: Federation, study: dict[str, Any], folder: Path) -> Simul
 def records_of(clients: Federation, place: int) -> Records:
     """A site's records, with null rows where its data have them."""
     mine = clients.train[place]
+    if clients.units is not None:
+        known = None if clients.valid.all() else torch.from_numpy(clients.valid)
+        every = Records(*(torch.from_numpy(np.asarray(one)) for one in (clients.x, clients.y)), known)
+        return replace(every, members=torch.from_numpy(clients.units)).only(torch.from_numpy(mine))
     x, y = (torch.from_numpy(np.asarray(one)[mine]) for one in (clients.x, clients.y))
     valid = clients.valid[mine]
     return Records(x, y, None if valid.all() else torch.from_numpy(valid))
@@ -149,7 +153,8 @@ class Rig:
         """A site as it starts, with the ledger that is on its disk."""
         place = self.clients.names.index(name)
         ledger = self.stack.enter_context(Ledger(self.folder / f"{name}.db"))
-        declared = Declared(len(self.clients.train[place]), self.clients.shape, self.clients.classes, "")
+        count, shape = len(self.clients.train[place]), self.clients.shape
+        declared = Declared(count, shape, self.clients.classes, "", unit_records=self.clients.unit_records)
         return Site(
             name,
             records_of(self.clients, place),

@@ -27,6 +27,7 @@ path = "north.csv"
 {data}
 [data.schema]
 target = "sick"
+{schema}
 classes = ["no", "yes"]
 [data.schema.numeric]
 age = [0, 1000]
@@ -48,6 +49,7 @@ class Ward:
     folder: Path
     data: str = LIVING
     limits: str = ""
+    schema: str = ""
     epsilon: float = 2.0
     adjacency: str = "zero-out"
     training: dict[str, Any] = field(default_factory=lambda: {"steps": 1, "rate": 0.5, "lr": 0.1})
@@ -60,7 +62,7 @@ class Ward:
         (self.folder / "north.csv").write_text("\n".join(["patient,age,weight,sick", *rows]) + "\n")
 
     def file(self) -> Path:
-        said = SITE.format(data=self.data, limits=self.limits, epsilon=self.epsilon, adjacency=self.adjacency)
+        said = SITE.format(**vars(self))
         path = self.folder / "SITE.toml"
         path.write_text(said)
         return path
@@ -125,9 +127,12 @@ class Seen:
         def looked(work: Any, rows: Any, *rest: Any) -> Any:
             valid = rows.records.valid
             for where in rows.batches[0]:
+                if rows.records.members is not None:
+                    where = rows.records.members.numpy()[where]
+                    where = where[where >= 0]
                 real = where if valid is None else where[valid.numpy()[where]]
                 seen.patients |= {round(float(one) * 1000) for one in rows.records.x[real][:, 0]}
-            seen.sizes.append(len(rows.records.y))
+            seen.sizes.append(len(rows.records))
             return turn(work, rows, *rest)
 
         patch.setattr(site_module, "take_turn", looked)

@@ -268,13 +268,13 @@ def test_records_with_ids_may_stand_elsewhere_in_the_file(tmp_path):
     path = write_sites(tmp_path, 'held_out = 0.5\nid = "radius"')["north"]
     survey = make_study(study(tmp_path)).survey.asked()
     with read_site(path).open() as site:
-        before = site.raw(survey)
+        before, _ = site.raw(survey)
     held = read_site(path)
     with Ledger(tmp_path / "north" / "ledger.db") as ledger:
         (tmp_path / "files" / "north.csv").write_text(
             "\n".join([",".join([*NUMBERS, "ward", "diagnosis"]), *(",".join(row) for row in rows[::-1])]) + "\n"
         )
-        after = held._raw(ledger)(survey)
+        after, _ = held._raw(ledger)(survey)
     assert sorted(before.tolist()) == sorted(after.tolist())
     assert 0.3 < len(before) / len(rows) < 0.7
 

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sordino.client.rows import Records
 from sordino.privacy.cells import NO_CELL, Cells
 from sordino.privacy.gate import Gate, Permit
 from sordino.privacy.types import Release
@@ -28,7 +29,7 @@ def placed(outputs: Tensor, targets: Tensor, valid: Tensor | None, cells: Cells)
 
 
 def score(
-    outputs: Tensor, targets: Tensor, valid: Tensor | None, cells: Cells, permit: Permit, gate: Gate
+    outputs: Tensor, records: Records, valid: Tensor | None, cells: Cells, permit: Permit, gate: Gate
 ) -> dict[str, Release]:
-    """Release what held-out records say of a model: counts by cell, and how many are right."""
-    return gate.count(permit, 0, placed(outputs, targets, valid, cells))
+    """Release what held-out units say of a model: counts by cell, and how many are right; a unit counts once in all."""
+    return gate.count(permit, 0, placed(outputs, records.y, valid, cells), records.whose)

@@ -22,6 +22,9 @@ from sordino.errors import SordinoError
 from sordino.privacy.gate import Block, Gate, OneByOne, Permit, Piece
 from sordino.privacy.types import NotReleased, Release, derive
 
+Drawn = tuple[Tensor, Tensor, Tensor | None]
+"""A batch: records, labels, and which are real (None: all)."""
+
 
 @dataclass(frozen=True)
 class Work:
@@ -31,7 +34,8 @@ class Work:
     ``stack``: compute many rows with different weights at once (GPU); otherwise such rows come one at a time.
     ``most``: inputs per piece, so that a large draw is cut up and never truncated.
     ``alone``: take one record at a time and release exact sums, as a site does; rows then come one at a time.
-    ``augment``: look at several versions of every record; ``engine`` and ``alone`` are made for as many copies.
+    ``augment``: look at several versions of every record. ``unit_records``: the most records that a unit of privacy
+    has, 1 where every record is one; ``engine`` and ``alone`` are made for as many copies as both together make.
     """
 
     engine: Engine
@@ -42,20 +46,29 @@ class Work:
     most: int = 4096
     alone: Alone | None = None
     augment: Augment | None = None
+    unit_records: int = 1
 
     @property
     def copies(self) -> int:
-        """How many inputs of the model a record is."""
-        return 1 if self.augment is None else self.augment.copies
+        """How many inputs of the model a unit is at most."""
+        return self.unit_records * (1 if self.augment is None else self.augment.copies)
 
     @property
     def piece(self) -> int:
-        """Records of a piece: ``most``, or fewer where each is several inputs."""
+        """Units of a piece: ``most``, or fewer where each is several inputs."""
         return max(1, self.most // self.copies)
 
-    def seen(self, x: Tensor, rows: Rows, step: int) -> Tensor:
-        """Records as the engine takes them in a step: as they are, or their copies."""
-        return x if self.augment is None else self.augment.of(x, rows.turns[0].round, step)
+    def seen(self, batch: Drawn, number: int, step: int) -> Drawn:
+        """Units as the engine takes them in a step of round ``number``: as they are, or every record's copies."""
+        x, y, mask = batch
+        if self.augment is None or self.augment.copies == 1:
+            return batch
+        x = self.augment.of(x, number, step)
+        if self.unit_records == 1:
+            return x, y, mask
+        axis, copies = y.dim() - 1, self.augment.copies
+        y = y.repeat_interleave(copies, axis)
+        return x.flatten(axis, axis + 1), y, None if mask is None else mask.repeat_interleave(copies, axis)
 
 
 @dataclass(frozen=True)
@@ -149,13 +162,14 @@ def _heard(work: Work, rows: Rows, params: Tensor, public: Public) -> Iterator[M
     """The answers of a batch to a question about losses alone: no gradients are needed."""
     (question,), count = work.also, len(rows.turns)
     if count == 1:
-        for x, y, mask in rows.one(0, work.piece):
-            losses = work.engine.losses(params, work.seen(x, rows, 0), y, mask)
+        for drawn in rows.one(0, work.piece):
+            losses = work.engine.losses(params, *work.seen(drawn, rows.turns[0].round, 0))
             yield {question.what: _answers(question, losses, public, None, 1)}
         return
-    x, y, owner = rows.shared(0)
+    x, y, owner, mask = rows.shared(0)
     if len(y):
-        losses = work.engine.losses(params[:1], work.seen(x, rows, 0)[None], y[None])[0]
+        x, y, mask = work.seen((x, y, mask), rows.turns[0].round, 0)
+        losses = work.engine.losses(params[:1], x[None], y[None], None if mask is None else mask[None])[0]
         yield {question.what: _answers(question, losses, per_record(public, owner, count), owner, count)}
 
 
@@ -177,8 +191,8 @@ def _singles(work: Work, rows: Rows, step: int, params: Tensor, public: Public, 
     troubles: list[str] = []
 
     def terms(some: Sequence[int]) -> dict[str, Block]:
-        x, y, valid = rows.records.at(where[list(some)])
-        graded = grade(work.seen(x, rows, step), y)
+        x, y, valid = work.seen(rows.records.at(where[list(some)]), rows.turns[0].round, step)
+        graded = grade(x, y, valid)
         usable = [one and math.isfinite(loss) for one, loss in zip(_flags(valid, len(y)), graded.losses)]
         if only:
             heard = _answers_alone(work.also, graded.losses, graded.losses, usable, params, public)
@@ -196,7 +210,7 @@ def _singles(work: Work, rows: Rows, step: int, params: Tensor, public: Public, 
 
 
 def _flags(valid: Tensor | None, count: int) -> list[bool]:
-    return [True] * count if valid is None else valid.tolist()
+    return [True] * count if valid is None else valid.view(count, -1).any(1).tolist()
 
 
 def _factor(clip: Clip, loss: float, norm: float, usable: bool, params: Tensor, public: Public) -> float:
@@ -228,17 +242,18 @@ def _answers_alone(
 
 def _pieces(work: Work, rows: Rows, step: int, params: Tensor, public: Public) -> Iterator[Mapping[str, Piece]]:
     """The step's batch, graded: many rows with equal weights flat, many with different ones stacked, or one row."""
+    number = rows.turns[0].round
     if len(rows.turns) == 1:
-        for x, y, mask in rows.one(step, work.piece):
-            yield _piece(work, work.engine(params, work.seen(x, rows, step), y, mask), public, None, 1)
+        for drawn in rows.one(step, work.piece):
+            yield _piece(work, work.engine(params, *work.seen(drawn, number, step)), public, None, 1)
     elif step == 0 and not work.stack and work.local.begin is None:
-        x, y, owner = rows.shared(step)
+        x, y, owner, mask = rows.shared(step)
         if len(y):
-            graded = work.engine.shared(params[0], work.seen(x, rows, step), y, owner, len(rows.turns))
+            x, y, mask = work.seen((x, y, mask), number, step)
+            graded = work.engine.shared(params[0], x, y, owner, len(rows.turns), mask)
             yield _piece(work, graded, public, owner, len(rows.turns))
     else:
-        x, y, stacked_mask = rows.stack(step)
-        graded = work.engine(params, work.seen(x, rows, step), y, stacked_mask)
+        graded = work.engine(params, *work.seen(rows.stack(step), number, step))
         yield _piece(work, graded, public, None, len(rows.turns))
 
 

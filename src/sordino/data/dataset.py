@@ -15,9 +15,20 @@ import numpy.typing as npt
 from sordino.data import partitions
 from sordino.data.budgets import BudgetTerms, Spec, warn_of, warn_of_deltas
 from sordino.data.partitions import Index, Parts, generator
+from sordino.data.units import (
+    UNIT_NAME,
+    UNIT_RECORDS,
+    check_unit_name,
+    check_unit_records,
+    flat,
+    kept,
+    members,
+    numbered,
+    of_clients,
+)
 from sordino.errors import BadInput
 from sordino.privacy.held import held_out
-from sordino.privacy.types import Adjacency, Budget
+from sordino.privacy.types import RECORD, Adjacency, Budget
 
 Features = npt.NDArray[np.float32]
 Targets = npt.NDArray[np.int64] | npt.NDArray[np.float32]
@@ -54,6 +65,9 @@ class Dataset:
         Whether those clients are files in the order of their names.
     ranged
         For tables: how many of a record's first numbers have a declared range, and the range they were scaled to.
+    units, unit_records, unit_name
+        Where a unit of privacy has several records: the number of every record's unit, the public cap on how many of
+        them count (those beyond it are left out when records are dealt), and the word for a unit.
     """
 
     name: str
@@ -69,6 +83,9 @@ class Dataset:
     source: dict[str, Any] = field(default_factory=dict)
     sorted_files: bool = False
     ranged: Ranged | None = None
+    units: Index | None = None
+    unit_records: int = UNIT_RECORDS
+    unit_name: str = UNIT_NAME
 
     def __len__(self) -> int:
         return len(self.x)
@@ -81,9 +98,41 @@ class Dataset:
         if isinstance(records, bool) or not isinstance(records, int) or not 1 <= records <= len(self):
             raise BadInput(f"data.records is {records!r}: {self.name} has {len(self)} records to choose from")
         chosen = np.sort(generator(seed, "subset").permutation(len(self))[:records])
-        owners = None if self.owners is None else self.owners[chosen]
-        source = {**self.source, "records": records, "records_seed": seed}
-        return replace(self, x=self.x[chosen], y=self.y[chosen], valid=self.valid[chosen], owners=owners, source=source)
+        return replace(self._only(chosen), source={**self.source, "records": records, "records_seed": seed})
+
+    def _only(self, chosen: Index) -> Dataset:
+        """These records alone."""
+        owners, of = (None if one is None else one[chosen] for one in (self.owners, self.units))
+        return replace(self, x=self.x[chosen], y=self.y[chosen], valid=self.valid[chosen], owners=owners, units=of)
+
+    def by_unit(self, ids: Sequence[object], records: int | None = None, name: str | None = None) -> Dataset:
+        """The same records with another unit of privacy: ``ids`` says of every record whose it is.
+
+        Parameters
+        ----------
+        ids
+            Equal ids mark records of one unit; where records come with clients, of one unit at each of them.
+        records
+            The public cap: of a unit with more records so many count, chosen by a hash (``data.units``).
+        name
+            The word for a unit, such as ``"patient"``.
+
+        Guarantees
+        ----------
+        Whatever is drawn, clipped, counted, held out or dealt to clients from here on is whole units; n_i is the
+        number of client i's units, and every promise is made for a unit.
+        """
+        if len(ids) != len(self):
+            raise BadInput(f"{len(ids)} ids for {len(self)} records: say of every record whose it is")
+        most = check_unit_records(UNIT_RECORDS if records is None else records, "unit_records")
+        called = check_unit_name(UNIT_NAME if name is None else name, "unit_name")
+        own = np.zeros(len(self), dtype=np.int64) if self.owners is None else self.owners
+        names = [str(one) for one in ids]
+        numbers = of_clients(numbered(names), own)
+        keep = kept(numbers, names, most)
+        told = {**self.source, "unit": {"name": called, "records": most}}
+        found = replace(self, units=numbers, unit_records=most, unit_name=called, source=told)
+        return found if keep.all() else found._only(np.flatnonzero(keep))
 
     def partition(
         self,
@@ -106,7 +155,8 @@ class Dataset:
         clients
             How many clients (the natural partition knows).
         seed
-            Governs who gets which record, and the split into training and test records.
+            Governs who gets which record, and the split into training and test records. Units of several records stay
+            whole: they are dealt by their first record's label.
         test
             The share of every client's records that is set aside for testing; 0 for none.
         central
@@ -115,13 +165,15 @@ class Dataset:
             The fewest records, training and test together, that a client may have.
         """
         check_options(kind, options)
-        pool, held = self._without_central(central, seed)
+        table = None if self.units is None else members(numbered(self.units))
+        first = np.arange(len(self), dtype=np.int64) if table is None else table[:, 0]
+        pool, held = self._without_central(central, seed, first if table is None else table)
         if kind == "natural":
             noted: dict[str, Any] = {}
-            parts, names = self._natural(clients, pool)
+            parts, names = self._natural(clients, pool, first)
         else:
             count = _checked_clients(clients, len(pool), minimum)
-            dealt, noted = self._dealt(kind, count, seed, minimum, self.y[pool], options)
+            dealt, noted = self._dealt(kind, count, seed, minimum, self.y[first[pool]], options)
             parts, names = [pool[part] for part in dealt], client_names(count)
         shortest = min(range(len(parts)), key=lambda k: len(parts[k]))
         if len(parts[shortest]) < minimum:
@@ -133,16 +185,18 @@ class Dataset:
         made = {"kind": kind, "clients": len(parts), "seed": seed, "test": test, "minimum": minimum, **options, **noted}
         if central:
             made["central"] = central
+        tests = tests if table is None else [flat(table[part]) for part in tests]
         tests = [part[self.valid[part]] for part in tests]
         described = {"source": plain(self.source | {"name": self.name}), "partition": plain(made)}
         return Federation(
             self.name, self.x, self.y, self.valid, names, train, tests, held, self.task, self.classes,
             description=described, sorted_files=self.sorted_files and kind == "natural", ranged=self.ranged,
+            units=table, unit_name=RECORD if table is None else self.unit_name,
         )  # fmt: skip
 
-    def _without_central(self, share: float, seed: int) -> tuple[Index, tuple[Features, Targets] | None]:
-        """The records to deal out, and the central test set."""
-        everything = np.arange(len(self), dtype=np.int64)
+    def _without_central(self, share: float, seed: int, table: Index) -> tuple[Index, tuple[Features, Targets] | None]:
+        """The units to deal out, and the central test set; ``table`` has the records of every unit."""
+        everything = np.arange(len(table), dtype=np.int64)
         if not 0 <= share < 1:
             raise BadInput(f"data.central is {share!r}: the share of a central test set must be at least 0 and below 1")
         if self.test_x is not None and self.test_y is not None:
@@ -151,8 +205,9 @@ class Dataset:
             return everything, (self.test_x, self.test_y)
         if not share:
             return everything, None
-        order = generator(seed, "central").permutation(len(self))
-        held, pool = np.split(order, [round(share * len(self))])
+        order = generator(seed, "central").permutation(len(table))
+        taken, pool = np.split(order, [round(share * len(table))])
+        held = flat(table[taken])
         held = np.sort(held[self.valid[held]])
         return np.sort(pool), (self.x[held], self.y[held])
 
@@ -177,13 +232,13 @@ class Dataset:
         percent = 100.0 if kind == "iid" else _needed(kind, "similarity", options)
         return partitions.similarity(labels, sizes, percent, random), {}
 
-    def _natural(self, clients: int | None, pool: Index) -> tuple[Parts, list[str]]:
-        """The clients that the data came with."""
+    def _natural(self, clients: int | None, pool: Index, first: Index) -> tuple[Parts, list[str]]:
+        """The clients that the data came with; ``first``: a record of every unit."""
         if self.owners is None or self.names is None:
             raise BadInput(f"{self.name} comes without clients: use iid, dirichlet, shards or similarity")
         if clients is not None and clients != len(self.names):
             raise BadInput(f"{self.name} comes with {len(self.names)} clients, not {clients}: leave out clients")
-        owner = self.owners[pool]
+        owner = self.owners[first[pool]]
         order = pool[np.argsort(owner, kind="stable")]
         return np.split(order, np.cumsum(np.bincount(owner, minlength=len(self.names)))[:-1]), list(self.names)
 
@@ -196,9 +251,13 @@ class Federation:
     ----------
     x, y, valid
         Shared arrays over all records. ``valid[j]`` is False for a null row: it counts in n_i and contributes zero.
+    units, unit_name
+        Where a unit of privacy has several records: those of every unit, ``[units, m]``, −1 behind the last; and the
+        word for a unit.
     names, train, test
-        Per client: its name and the indices of its training and test records. Null rows are in ``train`` (n_i stays
-        what was declared) but never in ``test``, where there is nothing to predict. A client's ``test`` may be empty.
+        Per client: its name, the indices of its training units (records where ``units`` is None) and of its test
+        records. Null rows are in ``train`` (n_i stays what was declared) but never in ``test``, where there is nothing
+        to predict. A client's ``test`` may be empty. A unit is in one of the two.
     central
         A test set of the server's own, or None.
     budgets, batch_sizes
@@ -226,12 +285,25 @@ class Federation:
     description: dict[str, Any] = field(default_factory=dict)
     sorted_files: bool = False
     ranged: Ranged | None = None
+    units: Index | None = None
+    unit_name: str = RECORD
 
     def __len__(self) -> int:
         return len(self.names)
 
     def __repr__(self) -> str:
-        return f"<Federation {self.name}: {len(self)} clients, {self.sizes.sum()} training records of {self.shape}>"
+        whose = "" if self.units is None else f" of {self.sizes.sum()} units ({self.unit_name})"
+        count = sum(len(self.records_of(part)) for part in self.train)
+        return f"<Federation {self.name}: {len(self)} clients, {count} training records{whose} of {self.shape}>"
+
+    @property
+    def unit_records(self) -> int:
+        """The most records that a unit has."""
+        return 1 if self.units is None else int(self.units.shape[1])
+
+    def records_of(self, part: Index) -> Index:
+        """The records of these units."""
+        return part if self.units is None else flat(self.units[part])
 
     @property
     def clients(self) -> int:
@@ -240,7 +312,7 @@ class Federation:
 
     @cached_property
     def sizes(self) -> Index:
-        """The number of training records of each client (n_i): public by declaration."""
+        """The number of training units of each client (n_i): public by declaration."""
         return np.array([len(part) for part in self.train], dtype=np.int64)
 
     @cached_property
@@ -249,9 +321,9 @@ class Federation:
         return tuple(self.x.shape[1:])
 
     def held_out(self, share: float, seed: int) -> tuple[Federation, tuple[Index, ...]]:
-        """The clients without a share of their training records, and each client's records that were taken.
+        """The clients without a share of their training units, and each client's units that were taken.
 
-        By a hash of the seed and the record's place, as a site parts its own (``privacy.held``); everybody keeps one.
+        By a hash of the seed and the unit's place, as a site parts its own (``privacy.held``); everybody keeps one.
         """
         key = hashlib.sha256(f"held out {seed}".encode()).digest()
         train, taken = [], []
@@ -299,6 +371,7 @@ class Federation:
     def with_terms(self, terms: BudgetTerms) -> Federation:
         """``with_budgets``, its arguments put together; warns of a δ above 1/n only (``warn_of`` looks at ε)."""
         budgets, batches = terms.of(self.names, self.sorted_files)
+        budgets = tuple(replace(one, unit=self.unit_name) for one in budgets)
         warn_of_deltas(self.names, self.sizes.tolist(), budgets)
         made = {"spec": terms.spec, "delta": terms.delta, "seed": terms.seed, "public": list(terms.public)}
         made |= {"adjacency": str(Adjacency.parse(terms.adjacency)), **terms.options}

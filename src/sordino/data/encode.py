@@ -204,6 +204,13 @@ def words(column: Any) -> Any:
     return pc.replace_substring_regex(text, pattern=WHOLE, replacement=r"\1")
 
 
+def unit_ids(table: RawTable, schema: Schema) -> list[str]:
+    """Whose every record is, as text: trimmed, 1.0 written as 1; empty where the cell is."""
+    if schema.unit is None:
+        return []
+    return ["" if one is None else str(one) for one in words(table.columns[schema.unit]).to_pylist()]
+
+
 def _positions(column: Any, declared: Sequence[str]) -> npt.NDArray[np.int64]:
     """Where each cell stands in the declared values; −1 when it does not."""
     found = pc.fill_null(pc.index_in(words(column), value_set=pa.array(list(declared), pa.string())), -1)

@@ -25,9 +25,10 @@ from sordino.data.encode import (
     encode_table,
     numbers,
     read_table,
+    unit_ids,
     words,
 )
-from sordino.data.schema import MISSING, Schema, array_schema, parse_schema
+from sordino.data.schema import MISSING, Schema, array_schema, parse_schema, word
 from sordino.data.toml import toml_value
 from sordino.errors import BadInput
 
@@ -97,15 +98,22 @@ def from_arrays(
 ) -> Federation:
     """One client per pair (x, y). ``classes`` declares the labels (or how many: 0, 1, …); values stay as they are.
 
-    Further options: ``central``, as in ``Dataset.partition``, and ``name``, what the whole is called.
+    Further options: ``central``, as in ``Dataset.partition``; ``name``, what the whole is called; ``units``, for each
+    client an array that says whose each record is, with ``unit_records`` and ``unit_name`` (``Dataset.by_unit``).
     """
     check_invalid(invalid)
+    whose, about = options.pop("units", None), [options.pop(key, None) for key in ("unit_records", "unit_name")]
     schema = array_schema(task, classes)
     called = list(names) if names is not None else client_names(len(clients))
     if len(called) != len(clients):
         raise BadInput(f"{len(called)} names for {len(clients)} clients: give one each")
     encoded = [encode_arrays(who, x, y, schema, invalid) for who, (x, y) in zip(called, clients)]
     dataset = _together(options.pop("name", "arrays"), called, encoded, schema, {"clients": "arrays"})
+    if whose is not None:
+        for who, own, (x, _, _) in zip(called, whose, encoded):
+            if len(own) != len(x):
+                raise BadInput(f"client {who!r} has {len(x)} records and {len(own)} entries in units: give one each")
+        dataset = dataset.by_unit([one for own in whose for one in np.asarray(own).tolist()], *about)
     return dataset.partition("natural", seed=seed, test=test, **options)
 
 
@@ -139,10 +147,15 @@ def load_folder(path: Path, schema: Mapping[str, Any] | None = None, invalid: st
     files = client_files(path, tell=True)
     raw = schema if schema is not None else schema_beside(path)
     parsed = parse_schema(raw)
-    encoded = [_read_client(file, parsed, invalid) for file in files]
+    read = [_read_client(file, parsed, invalid) for file in files]
     name = path.resolve().name if path.is_dir() else path.stem
     made = {"schema": dict(raw), "invalid": invalid}
-    return replace(_together(name, [stem_of(file) for file in files], encoded, parsed, made), sorted_files=True)
+    names, encoded = [stem_of(file) for file in files], [arrays for arrays, _ in read]
+    dataset = replace(_together(name, names, encoded, parsed, made), sorted_files=True)
+    if parsed.unit is None:
+        return dataset
+    ids = [one for _, own in read for one in own or ()]
+    return dataset.by_unit(ids, parsed.unit_records, parsed.unit_name)
 
 
 def kind_of(file: Path) -> str | None:
@@ -201,17 +214,48 @@ def schema_beside(path: Path) -> Mapping[str, Any]:
     return dict(content.get("data", {}).get("schema", content))
 
 
-def _read_client(file: Path, schema: Schema, invalid: str) -> Arrays:
+def _read_client(file: Path, schema: Schema, invalid: str) -> tuple[Arrays, list[str] | None]:
+    """A client's records, and whose each is where the schema says how to know."""
     if kind_of(file) != "npz":
-        return encode_table(read_table(file, schema.columns, schema.delimiter or delimiter_of(file)), schema, invalid)
+        table = read_table(file, schema.columns, schema.delimiter or delimiter_of(file))
+        arrays = encode_table(table, schema, invalid)
+        return _with_units(file, arrays, unit_ids(table, schema)[: len(arrays[0])], schema, invalid)
     try:
         with np.load(file, allow_pickle=False) as content:
-            arrays = {key: content[key] for key in content.files}
+            stored = {key: content[key] for key in content.files}
     except (OSError, ValueError, zipfile.BadZipFile) as error:
         raise BadInput(f"{file} cannot be read as npz: {error}") from None
-    if not {"x", "y"} <= set(arrays):
-        raise BadInput(f"{file} holds {', '.join(arrays) or 'nothing'}: an NPZ file needs arrays x and y")
-    return encode_arrays(file.name, arrays["x"], arrays["y"], schema, invalid)
+    if not {"x", "y"} <= set(stored):
+        raise BadInput(f"{file} holds {', '.join(stored) or 'nothing'}: an NPZ file needs arrays x and y")
+    arrays = encode_arrays(file.name, stored["x"], stored["y"], schema, invalid)
+    if schema.unit is None:
+        return arrays, None
+    if schema.unit not in stored or stored[schema.unit].shape != (len(arrays[0]),):
+        raise BadInput(f"{file} has no array {schema.unit!r} with an entry per record: data.schema.unit names it")
+    return _with_units(file, arrays, [word(one) for one in stored[schema.unit].tolist()], schema, invalid)
+
+
+def _with_units(
+    file: Path, arrays: Arrays, ids: list[str], schema: Schema, invalid: str
+) -> tuple[Arrays, list[str] | None]:
+    """The records that belong to a unit, and its id each. One that belongs to none cannot be protected with the rest.
+
+    It is refused, or, where invalid records are kept as null rows, left out: a unit's number of records is no promise.
+    """
+    if schema.unit is None:
+        return arrays, None
+    nobody = np.array([one in schema.missing for one in ids], dtype=bool)
+    if not nobody.any():
+        return arrays, ids
+    told = f"{nobody.sum()} of {len(ids)} records in {file.name} have no {schema.unit!r}"
+    if invalid == "refuse":
+        raise BadInput(
+            f"{told} (row {int(nobody.argmax()) + 1} is the first), so nobody knows whose they are: correct the data, "
+            "or leave such records out with data.invalid = 'null'"
+        )
+    log.warning("%s and are left out: nobody knows whose they are", told)
+    x, y, valid = arrays
+    return (x[~nobody], y[~nobody], valid[~nobody]), [one for one, none in zip(ids, nobody) if not none]
 
 
 def _together(

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sordino.data.units import UNIT_NAME, UNIT_RECORDS, check_unit_name, check_unit_records
 from sordino.errors import BadInput
 
 MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "None")
@@ -25,6 +26,7 @@ WHOLE = r"^([+-]?[0-9]+)\.0+$"
 
 _KEYS = {
     "target", "task", "classes", "range", "numeric", "categorical", "fill", "missing", "scale", "delimiter", "values",
+    "unit", "unit_records", "unit_name",
 }  # fmt: skip
 
 
@@ -62,6 +64,9 @@ class Schema:
         Words that mean "no value"; an empty cell and NaN always do.
     values
         For NPZ files, the range of the entries of ``x``; None leaves them as they are.
+    unit, unit_records, unit_name
+        The column (of NPZ files, the array) that says whose a record is, which makes that unit what is protected; how
+        many records of a unit count at most; the word for a unit. None: every record is a unit.
     """
 
     target: str
@@ -75,6 +80,9 @@ class Schema:
     scale: str = "unit"
     delimiter: str | None = None
     values: Interval | None = None
+    unit: str | None = None
+    unit_records: int = UNIT_RECORDS
+    unit_name: str = UNIT_NAME
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -91,7 +99,8 @@ class Schema:
     @property
     def columns(self) -> tuple[str, ...]:
         """The columns of a file that are read at all."""
-        return (*self.numeric, *self.categorical, self.target)
+        whose = () if self.unit is None or self.unit in (*self.numeric, *self.categorical) else (self.unit,)
+        return (*self.numeric, *self.categorical, self.target, *whose)
 
 
 def parse_schema(raw: Mapping[str, Any]) -> Schema:
@@ -117,9 +126,29 @@ def parse_schema(raw: Mapping[str, Any]) -> Schema:
         scale=scale,
         delimiter=str(raw["delimiter"]) if "delimiter" in raw else None,
         values=_interval(raw["values"], "values") if "values" in raw else None,
+        **_unit(raw),
     )
     _check_roles(schema)
     return schema
+
+
+def _unit(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Which column says whose a record is, how many of a unit's records count, and what a unit is called."""
+    column = raw.get("unit")
+    if column is None:
+        for key in ("unit_records", "unit_name"):
+            if key in raw:
+                raise BadInput(f"data.schema.{key} is given without data.schema.unit: name the column of units")
+        return {}
+    if not isinstance(column, str) or not column:
+        raise BadInput(f"data.schema.unit is {column!r}: it is the column that says whose a record is")
+    if column == str(raw.get("target", "y")):
+        raise BadInput(f"data.schema.unit is {column!r}, which is the target: what is predicted is no unit's name")
+    return {
+        "unit": column,
+        "unit_records": check_unit_records(raw.get("unit_records", UNIT_RECORDS), "data.schema.unit_records"),
+        "unit_name": check_unit_name(raw.get("unit_name", UNIT_NAME), "data.schema.unit_name"),
+    }
 
 
 def array_schema(task: str, classes: int | Sequence[Any] | None) -> Schema:

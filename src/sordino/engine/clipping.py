@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sordino.client.clip import Public, per_record, per_row
 from sordino.client.rows import Records
-from sordino.client.turn import Work
+from sordino.client.turn import Drawn, Work
 
 RECORDS = 2048
 
@@ -41,10 +41,11 @@ def watch_clipping(
     x, y, valid = records.at(torch.from_numpy(where[some]).to(records.y.device))
     owner = torch.from_numpy(whose[some]).to(records.y.device)
     if valid is not None:
-        x, y, owner = x[valid], y[valid], owner[valid]
+        there = valid.view(len(valid), -1).any(1)
+        x, y, owner, valid = x[there], y[there], owner[there], valid[there] if valid.dim() > 1 else None
     if len(y) == 0:
         return {}
-    losses, norms = _graded(work, weights, x if work.augment is None else work.augment.of(x, number, 0), y)
+    losses, norms = _graded(work, weights, work.seen((x, y, valid), number, 0))
     size = work.clip.factors(losses, norms, per_record(public, owner, len(train))).abs() * norms
     bounds = per_row(work.clip.bound(public), len(train), norms)[owner]
     cut = (size > bounds * (1 + 1e-6)).double().mean()
@@ -56,11 +57,12 @@ def watch_clipping(
     return found
 
 
-def _graded(work: Work, weights: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Losses and gradient norms of these records."""
-    found = []
-    for some_x, some_y in zip(x.split(PIECE), y.split(PIECE)):
-        alone = torch.zeros(len(some_y), dtype=torch.int64, device=y.device)
-        graded = work.engine.shared(weights, some_x, some_y, alone, 1)
+def _graded(work: Work, weights: Tensor, batch: Drawn) -> tuple[Tensor, Tensor]:
+    """Losses and gradient norms of these units."""
+    (x, y, mask), found = batch, []
+    for start in range(0, len(y), PIECE):
+        part = slice(start, start + PIECE)
+        alone = torch.zeros(len(y[part]), dtype=torch.int64, device=y.device)
+        graded = work.engine.shared(weights, x[part], y[part], alone, 1, None if mask is None else mask[part])
         found.append((graded.losses, graded.norms))
     return torch.cat([losses for losses, _ in found]), torch.cat([norms for _, norms in found])

@@ -182,7 +182,7 @@ class _Watched(Records):
     """Records that say when they are read."""
 
     def __init__(self, records: Records, watch: _Watch) -> None:
-        super().__init__(records.x, records.y, records.valid, records.touched)
+        super().__init__(records.x, records.y, records.valid, records.touched, records.members)
         object.__setattr__(self, "_watch", watch)
 
     def at(self, where: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:

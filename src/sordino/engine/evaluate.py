@@ -84,7 +84,7 @@ class Observer:
     ) -> None:
         self.engine = engine
         self.loss = loss
-        self.records = records
+        self.records = records.single
         valid = np.ones(len(records.y), bool) if records.valid is None else records.valid.cpu().numpy()
         self.held = [one[valid[one]] for one in held]
         self.train = [one[valid[one]] for one in train or []]

@@ -62,14 +62,22 @@ def pages_of(array: NDArray[np.generic]) -> Pages | None:
 
 
 def make_records(
-    x: NDArray[np.float32], y: NDArray[np.generic], valid: NDArray[np.bool_], device: torch.device
+    x: NDArray[np.float32],
+    y: NDArray[np.generic],
+    valid: NDArray[np.bool_],
+    device: torch.device,
+    units: NDArray[np.int64] | None = None,
 ) -> Records:
-    """Records on a device; on the CPU those of a mapped file stay there and are read as they are drawn."""
+    """Records on a device; on the CPU those of a mapped file stay there and are read as they are drawn.
+
+    ``units``: the records of every unit, where units have several.
+    """
+    members = None if units is None else torch.from_numpy(units).to(device)
     known = None if valid.all() else torch.from_numpy(valid).to(device)
     pages = pages_of(x) if device.type == "cpu" else None
     size = x[:1].nbytes + FAULT_AROUND
     touched = None if pages is None else lambda count: pages.touch(count * size)
-    return Records(_tensor(x).to(device), _tensor(y).to(device), known, touched)
+    return Records(_tensor(x).to(device), _tensor(y).to(device), known, touched, members)
 
 
 def _tensor(array: NDArray[np.generic]) -> Tensor:

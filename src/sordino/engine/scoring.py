@@ -52,12 +52,11 @@ class Scoring:
         permit = self.gate.grant(turns, [self.judging.terms[i] for i in asked], request)
         released: dict[int, dict[str, Release]] = {}
         for row, i in enumerate(asked):
-            where = torch.from_numpy(self.held[i]).to(records.y.device)
-            x, y, valid = records.at(where)
+            held = records.only(torch.from_numpy(self.held[i]).to(records.y.device))
             weights = state.shown if own is None else own(i)
             with torch.no_grad():
-                outputs = torch.cat([self.engine.predict(weights, piece) for piece in x.split(BATCH)])
-            released[i] = score(outputs, y, valid, self.judging.cells, permit.split([row]), self.gate)
+                outputs = torch.cat([self.engine.predict(weights, piece) for piece in held.x.split(BATCH)])
+            released[i] = score(outputs, held, held.valid, self.judging.cells, permit.split([row]), self.gate)
         values = {i: {part: one.value for part, one in parts.items()} for i, parts in released.items()}
         rows = told(self.plan, self.judging, values, state.round, done + 1)
         chosen = edge(self.plan, self.judging, values, state.round)

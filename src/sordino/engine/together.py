@@ -13,6 +13,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from sordino.client.rows import Records, Rows
 from sordino.client.turn import Work, take_turn
@@ -163,7 +164,7 @@ def _grouped(seats: Iterable[Seat], by: Callable[[Seat], Hashable]) -> list[list
 def _pool(all_records: Sequence[Records]) -> tuple[Records, list[int]]:
     """The records of all runs end to end, each data set once, and where each run's begin."""
     distinct = list({id(one): one for one in all_records}.values())
-    ends = np.cumsum([0, *(len(one.y) for one in distinct)])
+    ends = np.cumsum([0, *(len(one) for one in distinct)])
     begin = {id(one): int(start) for one, start in zip(distinct, ends)}
     first = [begin[id(one)] for one in all_records]
     if len(distinct) == 1:
@@ -171,7 +172,18 @@ def _pool(all_records: Sequence[Records]) -> tuple[Records, list[int]]:
     valid = None
     if any(one.valid is not None for one in distinct):
         valid = torch.cat([torch.ones_like(r.y, dtype=torch.bool) if r.valid is None else r.valid for r in distinct])
-    return Records(torch.cat([r.x for r in distinct]), torch.cat([r.y for r in distinct]), valid), first
+    x, y = torch.cat([r.x for r in distinct]), torch.cat([r.y for r in distinct])
+    return Records(x, y, valid, members=_members(distinct)), first
+
+
+def _members(distinct: Sequence[Records]) -> Tensor | None:
+    """The records of every unit among those of all runs; None where no run has units of several records."""
+    if all(one.members is None for one in distinct):
+        return None
+    own = [torch.arange(len(r.y), device=r.y.device)[:, None] if r.members is None else r.members for r in distinct]
+    wide, starts = max(one.shape[1] for one in own), np.cumsum([0, *(len(r.y) for r in distinct)])
+    moved = [torch.where(one < 0, one, one + int(start)) for one, start in zip(own, starts)]
+    return torch.cat([functional.pad(one, (0, wide - one.shape[1]), value=-1) for one in moved])
 
 
 def _check(setups: Sequence[Setup]) -> None:

@@ -17,7 +17,7 @@ from sordino.errors import BadInput, LedgerDamaged
 from sordino.privacy.ledger_format import RESTORE, Entry
 from sordino.privacy.living import Change, Life, Seats
 from sordino.privacy.trust import Shared
-from sordino.privacy.types import Adjacency, Budget, Event, Sampling, Scheme
+from sordino.privacy.types import RECORD, Adjacency, Budget, Event, Sampling, Scheme
 
 
 @dataclass(frozen=True)
@@ -259,7 +259,8 @@ def _add(book: Book, e: Entry, body: dict[str, Any]) -> None:
         case "ledger":
             book.identity = body["id"]
         case "account":
-            budget = Budget(_figure(body["epsilon"]), body["delta"], Adjacency.parse(body["adjacency"]))
+            neighbours = Adjacency.parse(body["adjacency"])
+            budget = Budget(_figure(body["epsilon"]), body["delta"], neighbours, body.get("unit", RECORD))
             said = body["accountant"], body["simulated"], e.time, body.get("composition", "declared")
             book.accounts[client] = Account(client, budget, budget, *said)
         case "plan":

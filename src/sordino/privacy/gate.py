@@ -305,17 +305,21 @@ class Gate:
             found[part] = Release(whole, part, True, _SEAL)
         return found
 
-    def count(self, permit: Permit, step: int, tables: Mapping[str, tuple[Tensor, int]]) -> dict[str, Release]:
-        """Release how many records fall into every cell of some tables, with noise: [rows of the table] a part.
+    def count(
+        self, permit: Permit, step: int, tables: Mapping[str, tuple[Tensor, int]], whose: Tensor | None = None
+    ) -> dict[str, Release]:
+        """Release how many units fall into every cell of some tables, with noise: [rows of the table] a part.
 
         Parameters
         ----------
         tables: for each part the cells of every record, [records, f], from 0 to width − 1, and width. A record is in
             one cell of each of f questions; a cell outside adds nothing (a null record, say).
+        whose: the number of every record's unit, [records]; None where every record is one. Each of a unit's R records
+            adds 1/R, as multiples of 2⁻¹⁶ that make one together.
 
-        Guarantees: a record adds one to at most f cells, whatever they are, and moves a part by at most √f (√(2f) if
-        it is exchanged, charged as 2√f); noise is exact, on multiples of 2⁻¹⁶, z times that. It is not divided: counts
-        are what is asked.
+        Guarantees: a unit adds one in all to the cells of each of f questions, whatever they are, and moves a part by
+        at most √f (√(2f) if it is exchanged, charged as 2√f); sums and noise are exact, on multiples of 2⁻¹⁶, noise z
+        times that. It is not divided: counts are what is asked.
         """
         if len(permit.turns) != 1:
             raise SordinoError("records are counted for one client at a time")
@@ -325,7 +329,8 @@ class Gate:
             own = cells.sort(1).values
             inside = (own >= 0) & (own < width)
             inside[:, 1:] &= own[:, 1:] != own[:, :-1]  # a cell counts a record once
-            total = torch.bincount(own[inside], minlength=width).double()
+            added = shares_of(whose, len(own))[:, None].expand_as(own)[inside]
+            total = torch.bincount(own[inside], added, minlength=width).double()
             if self.private:
                 far = terms.noise(part) * terms.adjacency.sensitivity * math.sqrt(cells.shape[1])
                 name = f"{permit.what}/{part}"
@@ -359,6 +364,23 @@ class Gate:
             units += noise.to(units.device)
         value = units.mul_(lattice.step).div_(terms.divisor).float()
         return Release(value, part, self.private, _SEAL)
+
+
+def shares_of(whose: Tensor | None, records: int) -> Tensor:
+    """What each record adds to a count, [records] in float64: 1, or its part of its unit's 1, a multiple of 2⁻¹⁶.
+
+    The k-th of a unit's R records has ⌊(k+1)/R·2¹⁶⌋ − ⌊k/R·2¹⁶⌋ of them: nothing is lost to rounding.
+    """
+    if whose is None:
+        return torch.ones(records, dtype=torch.float64)
+    order = whose.sort(stable=True).indices
+    counts = torch.bincount(whose)
+    of = counts[whose[order]]
+    place = torch.arange(records) - (counts.cumsum(0) - counts)[whose[order]]
+    whole = round(1 / COUNTED)
+    found = torch.empty(records, dtype=torch.float64)
+    found[order] = COUNTED * ((place + 1) * whole // of - place * whole // of).double()
+    return found
 
 
 def key_of(turn: Turn, terms: Terms, masks: str = "") -> str:

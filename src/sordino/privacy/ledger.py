@@ -22,7 +22,7 @@ from sordino.privacy.ledger_file import FIELDS, check_payload
 from sordino.privacy.ledger_format import Entry
 from sordino.privacy.planning import COMPOSITIONS, caps, check_repeated, check_room, filter_order, payable, planned
 from sordino.privacy.rolls import Rolls
-from sordino.privacy.types import Adjacency, Budget, check_promised
+from sordino.privacy.types import RECORD, Adjacency, Budget, check_promised
 
 __all__ = ["Account", "Charge", "Ledger", "LedgerPlan", "Plan"]
 
@@ -105,6 +105,7 @@ class Ledger(Rolls):
                         "adjacency": str(budget.adjacency),
                         "accountant": accountant,
                         "simulated": bool(simulated),
+                        **({} if budget.unit == RECORD else {"unit": budget.unit}),
                     }
                     draft.add("account", body, client=client)
 
@@ -423,6 +424,12 @@ def _check_same(
     account: Account, budget: Budget, accountant: str, simulated: bool, composition: str | None = None
 ) -> None:
     """Refuse to open a known account with other terms."""
+    if (budget.unit == RECORD) != (account.budget.unit == RECORD):
+        raise BadInput(
+            f"client {account.client!r} has an account whose promise is to every {account.budget.unit}, not to every "
+            f"{budget.unit}: one does not follow from the other; keep a new ledger (what was spent stays spent)"
+        )
+    budget = replace(budget, unit=account.budget.unit)  # the same promise in another word
     if budget not in (account.budget, account.opened):
         raise BadInput(
             f"client {account.client!r} has the budget {account.budget} in this ledger, not {budget}: "

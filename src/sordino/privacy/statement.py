@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from sordino.privacy import accounting
@@ -10,15 +11,14 @@ from sordino.privacy.book import Binding, Standing, TopUp, number
 from sordino.privacy.held import HELD
 from sordino.privacy.ledger import Ledger
 from sordino.privacy.trust import EVERYBODY, Shared, spelt
-from sordino.privacy.types import Adjacency, Scheme
+from sordino.privacy.types import RECORD, Adjacency, Event, Sampling, Scheme
 
-UNIT = "one record of this client"
 SIMULATION = "simulation: keyed streams, no secret noise"
 ADJACENCY = {
-    Adjacency.ZERO_OUT: "one record's contribution is erased; the number of records is public",
-    Adjacency.ADD_REMOVE: "one record is added or removed; the number of records is public all the same, so this is "
+    Adjacency.ZERO_OUT: "one {unit}'s contribution is erased; the number of {units} is public",
+    Adjacency.ADD_REMOVE: "one {unit} is added or removed; the number of {units} is public all the same, so this is "
     "not what holds: read it as zero-out, which costs the same",
-    Adjacency.REPLACE_ONE: "one record is exchanged for any other",
+    Adjacency.REPLACE_ONE: "one {unit} is exchanged for any other",
 }
 DECLARED = "rate and noise of everything released were fixed before the first release"
 FILTER = (
@@ -33,7 +33,7 @@ NOT_COVERED = (
     "releases that are not in this ledger, and anything sent without passing the gate",
     "tuning: choosing settings, a round, a seed or a method by looking at results",
     "metrics that an observer computes on records in a simulation (client accuracy, Ψ)",
-    "public facts, by declaration: number of records, budget, batch size, noise multipliers, who takes part",
+    "public facts, by declaration: number of {units}, budget, batch size, noise multipliers, who takes part",
 )
 TUNING = NOT_COVERED[1]
 UNPAID = (
@@ -51,10 +51,57 @@ SHARED_NOT_COVERED = (
     "the model itself: nobody sees a single update, so one site can spoil it unseen",
 )
 """What shared noise does not cover, for the statements of clients that took part in it."""
-PARTS = {"training": "training records", "held out": "held-out records"}
+ELSEWHERE = (
+    "what other sites release about a {unit} who has records there too: the promise is made by each site for its own "
+    "records"
+)
+"""What is said of persons and not of records: they may have records at several sites."""
+PARTS = {"training": "training {units}", "held out": "held-out {units}"}
 PLACES = "places in a file"
+SEVERAL = (2, 3)
+"""At how many sites somebody's records may be, of those that a statement tells."""
 SHOWN = 8
 """Numbers of colluders that a statement lists at most."""
+
+
+def words_of(unit: str) -> dict[str, str]:
+    """The word for a unit, and for several."""
+    return {"unit": unit, "units": f"{unit}s"}
+
+
+def protected(unit: str) -> str:
+    """What is protected as one, in words."""
+    return f"one {unit} of this client" + ("" if unit == RECORD else ", with all of its records here")
+
+
+def several_sites(ledger: Ledger, names: list[str]) -> dict[str, list[dict[str, Any]]]:
+    """By client whose units are persons: ε for one with records at 2, 3, … sites that released what this one did.
+
+    Noise per site: k times the releases. Noise shared: what the records change adds up in the one sum, so a release of
+    multiplier z counts as one of z/k, from a batch that has any of them with probability 1 − (1 − q)^k.
+    """
+    whose = {n: ledger.account(n) for n in names}
+    asked = [
+        n
+        for n, one in whose.items()
+        if one.budget.unit != RECORD
+        and not (one.budget.is_public or one.not_private or ledger.rests_on_filter(n))
+        and ledger.spent(n)
+    ]
+    found: dict[str, list[dict[str, Any]]] = {n: [] for n in asked}
+    for k in SEVERAL if asked else ():
+        events = [[_at_sites(e, k) for e in ledger.spent(n)] for n in asked]
+        costs = accounting.composed_epsilon(events, [whose[n].budget.delta for n in asked])
+        for n, cost in zip(asked, costs):
+            found[n].append({"sites": k, "epsilon": number(float(cost))})
+    return found
+
+
+def _at_sites(event: Event, sites: int) -> Event:
+    if event.shared is None:
+        return event.times(event.count * sites)
+    any_of = Sampling(event.sampling.scheme, 1.0 - (1.0 - event.sampling.rate) ** sites)
+    return replace(event, noise=event.noise / sites, sampling=any_of)
 
 
 def statement(ledger: Ledger, client: str) -> dict[str, Any]:
@@ -71,11 +118,14 @@ def export(ledger: Ledger, clients: list[str] | None = None) -> dict[str, Any]:
     names = [account.client for account in ledger.accounts()] if clients is None else clients
     entries, head = ledger.head
     costs, together, parts = ledger.epsilon(names), _together(ledger, names), _parts(ledger, names)
+    beside = several_sites(ledger, names)
     return {
         "schema": 1,
         "ledger": {"file": ledger.path.name, "entries": entries, "head": head},
         "statements": [
-            _statement(ledger, client, costs[client], together.get(client), parts.get(client)) for client in names
+            _statement(ledger, client, costs[client], together.get(client), parts.get(client))
+            | {"several_sites": beside.get(client, [])}
+            for client in names
         ],
     }
 
@@ -143,6 +193,7 @@ def _statement(
 ) -> dict[str, Any]:
     account, standings = ledger.account(client), ledger.standings(client)
     budget, private = account.budget, not account.not_private
+    of = words_of(budget.unit)
     spent = nominal if private else math.inf
     schemes = sorted({str(e.sampling.scheme) for s in standings for e in s.plan.turn})
     labels = [accounting.label(account.accountant, scheme) for scheme in schemes or [str(Scheme.POISSON)]]
@@ -154,9 +205,10 @@ def _statement(
         together["against"] = together["against"] if private else []
     return {
         "client": client,
-        "unit": UNIT,
+        "unit": protected(budget.unit),
+        "unit_name": budget.unit,
         "adjacency": str(budget.adjacency),
-        "adjacency_in_words": ADJACENCY[budget.adjacency],
+        "adjacency_in_words": ADJACENCY[budget.adjacency].format(**of),
         "epsilon": number(budget.epsilon),
         "opened_epsilon": number(account.opened.epsilon),
         "delta": budget.delta,
@@ -182,7 +234,8 @@ def _statement(
         "since": account.since,
         "held_out": parts,
         "not_covered": [
-            *(UNPAID if parts is not None and one is TUNING else one for one in NOT_COVERED),
+            *(UNPAID if parts is not None and one is TUNING else one.format(**of) for one in NOT_COVERED),
+            *(() if budget.unit == RECORD else (ELSEWHERE.format(**of),)),
             *(() if together is None else SHARED_NOT_COVERED),
         ],
     }
@@ -224,15 +277,16 @@ def _open_plan(standing: Standing) -> dict[str, Any]:
 
 def statement_text(told: dict[str, Any]) -> str:
     """A statement, as ``statement`` gives it, in plain words."""
-    part = "" if told["held_out"] is None else f", {PARTS[told['held_out']['part']]}"
+    of = words_of(told["unit_name"])
+    part = "" if told["held_out"] is None else f", {PARTS[told['held_out']['part']].format(**of)}"
     lines = [f"Privacy statement of client {told['client'].removesuffix(HELD)}{part}"]
     if not told["private"]:
         lines += ["", "NOT PRIVATE: " + "; ".join(told["not_private"])]
     if told["simulated"]:
         lines += ["", f"This is a {SIMULATION}. It protects nobody; it shows what a deployment would spend."]
-    lines += ["", *figures_in_words(told), *_parts_in_words(told["held_out"]), *_together_in_words(told)]
-    lines += ["", "Released so far:"]
-    lines += [f"  run {r['run']}: {release_in_words(r)}" for r in told["releases"]] or ["  nothing"]
+    lines += ["", *figures_in_words(told), *_parts_in_words(told["held_out"], of), *_together_in_words(told)]
+    lines += [*_beside_in_words(told), "", "Released so far:"]
+    lines += [f"  run {r['run']}: {release_in_words(r, told['unit_name'])}" for r in told["releases"]] or ["  nothing"]
     sections = {
         "Planned and still open:": [_plan_in_words(plan) for plan in told["open_plans"]],
         "Budget raised:": [
@@ -272,7 +326,18 @@ def figures_in_words(told: dict[str, Any]) -> list[str]:
     ]
 
 
-def _parts_in_words(parts: dict[str, Any] | None) -> list[str]:
+def _beside_in_words(told: dict[str, Any]) -> list[str]:
+    """What holds for somebody with records at several sites, if the others released as much as this one."""
+    if not told["several_sites"]:
+        return []
+    lines = ["", f"A {told['unit_name']} with records at several sites, if each released what this one did:"]
+    for one in told["several_sites"]:
+        where = f"{spelt(one['sites'])} sites"
+        lines.append(f"  {where:<18} epsilon {epsilon_in_words(one['epsilon'])}")
+    return lines
+
+
+def _parts_in_words(parts: dict[str, Any] | None, of: dict[str, str]) -> list[str]:
     """Two accounts under one budget: what each has spent, which holds for whom, and how records were parted."""
     if parts is None:
         return []
@@ -284,10 +349,11 @@ def _parts_in_words(parts: dict[str, Any] | None) -> list[str]:
     return [
         "",
         "Two accounts under one budget:",
-        f"  training records:  epsilon {spent['training']}; the model learns from them",
-        f"  held-out records:  epsilon {spent['held']}; they train nothing, the model is judged by them",
-        "  A record is in one of the two for ever and spends nothing of the other, so its epsilon is that of its own",
-        f"  account; for any record, not knowing which it is in, the larger holds: epsilon {spent['larger']}.",
+        f"  training {of['units']}:  epsilon {spent['training']}; the model learns from them",
+        f"  held-out {of['units']}:  epsilon {spent['held']}; they train nothing, the model is judged by them",
+        f"  A {of['unit']} is in one of the two for ever and spends nothing of the other, so its epsilon is that of"
+        " its own",
+        f"  account; for any {of['unit']}, not knowing which it is in, the larger holds: epsilon {spent['larger']}.",
         f"  Held out: {how}.",
     ]
 
@@ -324,12 +390,12 @@ def epsilon_in_words(value: float | None) -> str:
     return f"{math.ceil(value * scale - 1e-9) / scale:.6g}"
 
 
-def release_in_words(release: dict[str, Any]) -> str:
+def release_in_words(release: dict[str, Any], unit: str = RECORD) -> str:
     """One kind of release of a statement: what, how often, from which records, under how much noise."""
     drawn = {
-        Scheme.POISSON: f"each record drawn with probability {release['rate']:.6g}",
-        Scheme.FIXED: f"a fixed {release['rate']:.6g} of the records drawn without replacement",
-        Scheme.FULL: "all records used",
+        Scheme.POISSON: f"each {unit} drawn with probability {release['rate']:.6g}",
+        Scheme.FIXED: f"a fixed {release['rate']:.6g} of the {unit}s drawn without replacement",
+        Scheme.FULL: f"all {unit}s used",
     }[Scheme(release["sampling"])]
     z = release["noise"]
     noise = "without noise" if z == 0 else f"noise {'infinite' if z is None else f'{z:.6g}'} times the sensitivity"

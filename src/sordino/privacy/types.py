@@ -15,13 +15,16 @@ from typing import Any
 from sordino.errors import BadInput, SordinoError
 from sordino.privacy.trust import Shared
 
+RECORD = "record"
+"""What is protected where nobody says whose records are."""
+
 
 class Adjacency(StrEnum):
-    """Which two data sets count as neighbours.
+    """Which two data sets count as neighbours. They differ in one unit: a record, or a person with several.
 
-    ``zero-out``: one record's contribution is erased, the public number of records stays (sensitivity C).
-    ``add-remove``: one record is added or removed (sensitivity C); for accounting only, see ``check_promised``.
-    ``replace-one``: one record is exchanged for any other (sensitivity of a clipped sum is 2C).
+    ``zero-out``: one unit's contribution is erased, the public number of units stays (sensitivity C).
+    ``add-remove``: one unit is added or removed (sensitivity C); for accounting only, see ``check_promised``.
+    ``replace-one``: one unit is exchanged for any other (sensitivity of a clipped sum is 2C).
     """
 
     ZERO_OUT = "zero-out"
@@ -117,11 +120,15 @@ def check_pair(scheme: Scheme, adjacency: Adjacency) -> None:
 
 @dataclass(frozen=True)
 class Budget:
-    """What one client is willing to spend: (ε, δ) under an adjacency. ε = ∞ marks a public data set."""
+    """What one client is willing to spend: (ε, δ) under an adjacency. ε = ∞ marks a public data set.
+
+    ``unit`` is the word for what is protected as one: a record, or whoever has several ("patient").
+    """
 
     epsilon: float
     delta: float
     adjacency: Adjacency = Adjacency.ZERO_OUT
+    unit: str = RECORD
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "adjacency", Adjacency.parse(self.adjacency))

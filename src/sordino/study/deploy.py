@@ -25,7 +25,7 @@ from sordino.methods import Plan, Population
 from sordino.methods.auto import MOST
 from sordino.methods.evaluation import Evaluation, Judging, judge
 from sordino.methods.tuning import judged_louder
-from sordino.privacy.types import Adjacency, Budget, check_promised
+from sordino.privacy.types import RECORD, Adjacency, Budget, check_promised
 from sordino.server.facts import Layout
 from sordino.study.features import described
 from sordino.study.file import Study
@@ -67,7 +67,8 @@ class Served:
         evaluations is ("factors", by site) and how many "runs" there are.
         """
         sizes = np.array([int(one["records"]) for one in facts.values()], dtype=np.int64)
-        budgets = tuple(Budget(float(f["epsilon"]), float(f["delta"]), f["adjacency"]) for f in facts.values())
+        unit = unit_of(self.study)
+        budgets = tuple(Budget(float(f["epsilon"]), float(f["delta"]), f["adjacency"], unit) for f in facts.values())
         sites, seed, method = (
             Population(tuple(facts), sizes, budgets),
             self.study.study.seed,
@@ -235,7 +236,15 @@ def judge_of(ready: Served) -> Callable[[Tensor], dict[str, float | None]] | Non
     return look
 
 
+def unit_of(study: Study) -> str:
+    """What the study's promises are made for: a record, or what its schema calls a unit of several."""
+    raw = study.data.table_schema
+    schema = None if raw is None else parse_schema(raw)
+    return RECORD if schema is None or schema.unit is None else schema.unit_name
+
+
 def schema_hash(schema: Schema) -> str:
     """What two sites compare to see that their columns mean the same. The delimiter of a file is its own affair."""
-    body = {name: value for name, value in dataclasses.asdict(schema).items() if name != "delimiter"}
+    aside = {"delimiter"} | ({"unit", "unit_records", "unit_name"} if schema.unit is None else set())
+    body = {name: value for name, value in dataclasses.asdict(schema).items() if name not in aside}
     return hashlib.sha256(json.dumps(body, sort_keys=True, default=str).encode()).hexdigest()

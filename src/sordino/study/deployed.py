@@ -14,7 +14,7 @@ from sordino.methods.plan import ClientPlan
 from sordino.privacy.accounting import composed_epsilon, replace_one_epsilon
 from sordino.privacy.held import OF_HELD
 from sordino.privacy.trust import Against
-from sordino.privacy.types import Event
+from sordino.privacy.types import RECORD, Event
 from sordino.study.folder import Folder
 from sordino.study.result import chosen_by, complete
 
@@ -75,6 +75,7 @@ def privacy_of(plan: Plan, state: Checkpoint, spent: dict[str, dict[str, Any]]) 
             "epsilon": c.budget.epsilon if private else math.inf,
             "delta": c.budget.delta,
             "adjacency": str(c.budget.adjacency),
+            **({} if c.budget.unit == RECORD else {"unit": c.budget.unit}),
             "sampling": str(c.terms.sampling.scheme),
             "accountant": "pld" if private else "none",
         }

@@ -130,7 +130,7 @@ class Prepared:
     def kinship(self) -> tuple[str, ...]:
         """What runs of one stack have in common: the network with what it holds fixed, records' shape, loss, copies."""
         told = [*(self.study[key] for key in ("model", "loss", "precision")), repr(self.trained), self.graded_loss]
-        told.append(self.study["training"].get("augment"))
+        told += [self.study["training"].get("augment"), self.clients.unit_records]
         return json.dumps(told), self.rules["model"], models.digest(self.template)
 
     @property

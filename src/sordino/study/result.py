@@ -32,7 +32,7 @@ from sordino.methods import Plan
 from sordino.privacy.accounting import composed_epsilon
 from sordino.privacy.held import HELD, OF_HELD
 from sordino.privacy.ledger import Ledger
-from sordino.privacy.types import Event, Scheme
+from sordino.privacy.types import RECORD, Event, Scheme
 
 SCHEMA = 2
 _EPSILONS = ("epsilon", "spent_epsilon", "run_epsilon", "replace_one_epsilon")
@@ -79,6 +79,8 @@ class ClientPrivacy(TypedDict):
     sampling: str
     accountant: str
     releases: list[ReleaseCount]
+    unit: NotRequired[str]
+    """What is protected as one, where it is not the record: "patient", say."""
     composition: NotRequired[str]
     budget_ends: NotRequired[int | None]
     """The round after which the budget could not pay another turn; 0: it never could; null: it outlasts the run."""
@@ -231,6 +233,7 @@ def _privacy(plan: Plan, state: Checkpoint, book: Ledger | None, run: str) -> li
             **dict.fromkeys(_EPSILONS, math.inf),
             "delta": c.budget.delta,
             "adjacency": str(c.budget.adjacency),
+            **({} if c.budget.unit == RECORD else {"unit": c.budget.unit}),
             "sampling": str(c.terms.sampling.scheme),
             "accountant": "none",
             "releases": [],

@@ -95,7 +95,8 @@ def prepare(
     # copies are made before it, other ones in every step.
     each_step = pages_of(clients.x) is not None or augment is not None
     fixed, trained = (None, template) if each_step else models.split_fixed(template)
-    build = partial(gradients.build, mixed=precision == "mixed", copies=1 if augment is None else augment.copies)
+    copies = clients.unit_records * (1 if augment is None else augment.copies)
+    build = partial(gradients.build, mixed=precision == "mixed", copies=copies)
     engine = build(trained, loss)
     judged_by, graded_loss = None, ""
     if chosen.local.trains is not None:

@@ -181,7 +181,8 @@ def _train(
             for place, ready in enumerate(runs):
                 run, book, state = keeper.begin(place, ready.plan.method.private, Path(scratch), device)
                 books.enter_context(book)
-                source = tuple(id(part) for part in (ready.clients.x, ready.clients.y, ready.clients.valid))
+                own = ready.clients
+                source = tuple(id(part) for part in (own.x, own.y, own.valid, own.units))
                 ready = replace(ready, engine=runs[0].engine)
                 try:
                     session = Session(ready, book, run, device, state, records=held.get(source))
@@ -330,15 +331,16 @@ def make_setup(
         return replace(found, x=models.apply_fixed(ready.fixed, found.x))
 
     if records is None:
-        records = after_fixed(make_records(clients.x, clients.y, clients.valid, device))
+        records = after_fixed(make_records(clients.x, clients.y, clients.valid, device, clients.units))
     central = None
     if clients.central is not None:
         every = np.ones(len(clients.central[1]), bool)
         central = after_fixed(make_records(*clients.central, every, device))
-    held = [test if len(test) else train for test, train in zip(clients.test, clients.train)]
+    trained = [clients.records_of(part) for part in clients.train]
+    held = [test if len(test) else train for test, train in zip(clients.test, trained)]
     also = tuple(one.question for one in plan.method.ask if one.batch == "step")
     work = Work(ready.engine, plan.method.clip, plan.method.local, also, stack=device.type == "cuda")
-    work = replace(work, augment=plan.training.augmented)
+    work = replace(work, augment=plan.training.augmented, unit_records=clients.unit_records)
     if plan.training.exact_noise:
         graded = ready.graded_loss or ready.study["loss"]
         if device.type != "cpu":
@@ -346,7 +348,7 @@ def make_setup(
         work = replace(work, alone=gradients.Alone(ready.trained, loss_by_name(graded), copies=work.copies))
     loss = loss_by_name(ready.study["loss"]).values
     classes = clients.task == "classification"
-    observer = Observer(judge, loss, records, held, clients.sizes, central, classes, clients.train)
+    observer = Observer(judge, loss, records, held, clients.sizes, central, classes, trained)
     return Setup(
         plan,
         work,

@@ -7,6 +7,7 @@ import math
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -14,13 +15,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from pydantic import Field, PrivateAttr, ValidationError, field_validator, model_validator
+from torch import Tensor
 
 from sordino.client.rows import Records
 from sordino.data.budgets import LARGE
-from sordino.data.encode import delimiter_of, read_table
+from sordino.data.encode import delimiter_of, read_table, unit_ids
 from sordino.data.own import kind_of, load_folder, schema_beside
-from sordino.data.schema import parse_schema
+from sordino.data.schema import Schema, parse_schema, word
 from sordino.data.survey import Places, Survey, places, read_raw
+from sordino.data.units import UNIT_NAME, kept, members, numbered
 from sordino.engine.federation.attending import Roll, check_living
 from sordino.engine.federation.certificates import check_name
 from sordino.engine.federation.held import commit_to, held_mask
@@ -34,8 +37,9 @@ from sordino.errors import BadInput, SordinoError
 from sordino.privacy.generators import Source
 from sordino.privacy.ledger import Ledger
 from sordino.privacy.living import canonical
-from sordino.privacy.types import Adjacency, Budget, check_promised
+from sordino.privacy.types import RECORD, Adjacency, Budget, check_promised
 from sordino.study.deploy import schema_hash
+from sordino.study.living import called, version_of
 from sordino.study.sections import Section, explain
 
 log = logging.getLogger("sordino.site")
@@ -56,23 +60,24 @@ class SiteData(Section):
     """``[data]``: one CSV, Parquet or NPZ file, and the schema that says what its columns mean.
 
     ``held_out``: the share of the records that training never sees, for evaluations and surveys; ``id``: the column
-    that says whose a record is. Without it records are known by their places, and the file may never change.
-    ``living``: records come, are corrected and go; ``withdrawn``: a file of ids, one a line, whose consent is revoked.
+    that names a record. Without it records are known by their places, and the file may never change. ``unit``: the
+    column of persons who are protected with all of their records, as the schema's; a site may insist on it here, and a
+    survey, which comes before there is a schema, counts by it. ``living``: records come, are corrected and go, known by
+    their unit or id; ``withdrawn``: a file of ids, one a line, whose consent is revoked.
     """
 
     path: str
     table_schema: dict[str, Any] | None = Field(default=None, alias="schema")
     held_out: float | None = Field(default=None, gt=0, lt=1)
     id: str | None = None
+    unit: str | None = None
     living: bool = False
     withdrawn: str | None = None
 
     @model_validator(mode="after")
-    def _whose(self) -> Self:
-        if self.living and self.id is None:
-            raise ValueError("living data are known by their ids: name their column as data.id")
+    def _noted(self) -> Self:
         if self.withdrawn is not None and not self.living:
-            raise ValueError("who withdrew is noted where data live: say data.living = true, and data.id")
+            raise ValueError("who withdrew is noted where data live: say data.living = true")
         return self
 
 
@@ -177,13 +182,63 @@ class SiteFile(Section):
         where = self.at(self.data.path)
         if self._blank:
             count = read_table(where, None, delimiter_of(where)).rows
-            return Records(torch.zeros(count, *BLANK), torch.zeros(count)), Declared(count, BLANK, None, "")
+            records = Records(torch.zeros(count, *BLANK), torch.zeros(count), members=self._blank_units())
+            return records, Declared(len(records), BLANK, None, "")
         raw = self.data.table_schema or schema_beside(where)
         schema = parse_schema(raw)
+        self._check_unit(schema)
         dataset = load_folder(where, raw, "null")  # R8: what cannot be encoded is a null row, and n stays n
         valid = None if dataset.valid.all() else torch.from_numpy(dataset.valid)
-        records = Records(torch.from_numpy(dataset.x), torch.from_numpy(dataset.y), valid)
-        return records, Declared(len(dataset.y), dataset.x.shape[1:], dataset.classes, schema_hash(schema))
+        whose, most = None, 1
+        if dataset.units is not None:
+            whose, most = torch.from_numpy(members(dataset.units, schema.unit_records)), schema.unit_records
+        records = Records(torch.from_numpy(dataset.x), torch.from_numpy(dataset.y), valid, members=whose)
+        shape, hashed = dataset.x.shape[1:], schema_hash(schema)
+        return records, Declared(len(records), shape, dataset.classes, hashed, unit_records=most)
+
+    def _check_unit(self, schema: Schema) -> None:
+        """Refuse a schema that protects another unit than this site insists on, or parts a unit's records."""
+        if self.data.unit is not None and schema.unit != self.data.unit:
+            found = "single records" if schema.unit is None else f"{schema.unit!r}"
+            raise BadInput(f"data.unit is {self.data.unit!r}, and the schema protects {found}: agree on one")
+        if schema.unit is not None and self.data.id not in (None, schema.unit):
+            raise BadInput(
+                f"data.id is {self.data.id!r}, and {schema.unit!r} is the unit of privacy: whoever has several records "
+                "is held out with all of them; leave data.id out"
+            )
+
+    def _blank_units(self) -> Tensor | None:
+        """The records of every unit of a table that no schema says anything about; None where a record is one."""
+        if self.data.unit is None:
+            return None
+        whose = self._whose(None)
+        own = np.flatnonzero(whose >= 0)
+        table = members(whose[own])
+        return torch.from_numpy(np.where(table < 0, -1, own[table]))
+
+    def _whose(self, schema: Schema | None) -> NDArray[np.int64]:
+        """The number of every row's unit, as ``records`` counts them; −1 for rows that count for nobody."""
+        asked = schema or Schema("", "classification", None, unit=self.data.unit)
+        where = self.at(self.data.path)
+        ids = unit_ids(read_table(where, [str(asked.unit)], asked.delimiter or delimiter_of(where)), asked)
+        found = np.full(len(ids), -1, dtype=np.int64)
+        own = np.flatnonzero([one not in asked.missing for one in ids])
+        numbers, names = numbered([ids[k] for k in own]), [ids[k] for k in own]
+        found[own] = numbers if schema is None else np.where(kept(numbers, names, asked.unit_records), numbers, -1)
+        return found
+
+    @property
+    def _schema(self) -> Schema | None:
+        """The schema where the site has one yet."""
+        return None if self._blank else parse_schema(self.data.table_schema or schema_beside(self.at(self.data.path)))
+
+    @property
+    def unit(self) -> str:
+        """The word for what this site protects as one."""
+        schema = self._schema
+        if schema is None:
+            return RECORD if self.data.unit is None else UNIT_NAME
+        return RECORD if schema.unit is None else schema.unit_name
 
     @property
     def _blank(self) -> bool:
@@ -195,80 +250,58 @@ class SiteFile(Section):
     @contextmanager
     def open(self, source: Source | None = None) -> Iterator[Site]:
         """Load the records, open the ledger. ``source``: a generator for tests, which marks the ledger NOT PRIVATE."""
-        before = self._version()
-        budget, (records, declared), folder = self.budget.promised(), self.records(), self.at(self.site.folder)
+        before = version_of(self.at(self.data.path))
+        if self.data.living and self._column is None:
+            raise BadInput("data.living: people are known by a column of the file: name it as data.id, or data.unit")
+        budget = replace(self.budget.promised(), unit=self.unit)
+        (records, declared), folder = self.records(), self.at(self.site.folder)
         folder.mkdir(parents=True, exist_ok=True)
         with Ledger(self.at(self.budget.ledger)) as ledger:
             name, purse = check_name(self.site.name), Purse(budget, ledger, self.budget.composition)
             check_living(ledger, self.data.living)
             roll = self._roll(ledger, records, before) if self.data.living else None
-            held = self.held(ledger, len(records.y))
+            held = self.held(ledger, len(records))
             raw = None if held is None or kind_of(self.at(self.data.path)) == "npz" else self._raw(ledger)
             commit = commit_to(ledger, self.at(self.data.path), records, held is not None)
             more = self.peers(), held, raw, commit, roll
             yield Site(name, records, declared, purse, folder, self.policy, source, *more)
 
-    def _version(self) -> tuple[int, ...]:
-        """What tells a file from what it was a moment ago."""
-        where = self.at(self.data.path)
-        if not where.is_file():
-            return ()
-        found = where.stat()
-        return found.st_ino, found.st_size, found.st_mtime_ns
-
     def _roll(self, ledger: Ledger, records: Records, before: tuple[int, ...]) -> Roll:
-        """Whose the records are, and in which cohort: the ledger notes who is new, who is gone and who is back.
+        """In which cohort everybody is; ``before``: the version of the file that the records were read from.
 
-        A ledger that was kept for records without their ids begins with those very records. ``before``: which file
-        they were read from.
+        A ledger that was kept for records whose ids it did not know begins with those very records.
         """
-        where, column = self.at(self.data.path), self.data.id
-        assert column is not None
-        ids, out, parted = self._ids(where, column), self._withdrawn(), ledger.parted()
-        if self._version() != before or len(ids) != len(records.y):
+        where, spelt = self.at(self.data.path), self._spelt()
+        if version_of(where) != before or len(spelt) != len(records):
             raise BadInput(f"{where} was changed while it was read: start the site again, and exchange files in one go")
         if ledger.life() is None and ledger.bindings():
             ledger.bind(check_name(self.site.name), commit_to(ledger, where, records, False))
-        if ledger.life() is None and parted is not None and self._spelt(where, column) != ids:
-            raise BadInput(
-                f"{ledger.path} has parted these records by their ids as they are spelt, and living data are known by "
-                f"them in small letters with single spaces: some in column {column!r} would go from training to "
-                "held-out or back; leave data.living away"
-            )
-        known, there = ledger.call_roll(column, ids, out), set(ids)
-        strange = sum(one not in there for one in out)
-        if strange:
-            told = "%d of %d ids in %s are in no record: removed since, or misspelt"
-            log.warning(told, strange, len(out), self.data.withdrawn)
-        return Roll.of(known)
-
-    def _withdrawn(self) -> list[str]:
-        """The ids, as ``_ids`` has them, of those whose records are there and may not be used any more."""
-        if self.data.withdrawn is None:
-            return []
-        try:
-            lines = self.at(self.data.withdrawn).read_text(encoding="utf-8-sig").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise BadInput(f"data.withdrawn: {self.at(self.data.withdrawn)} cannot be read: {error}") from None
-        return [canonical(f"id {line}") for line in lines if line.strip()]
+        listed = None if self.data.withdrawn is None else self.at(self.data.withdrawn)
+        return called(ledger, str(self._column), spelt, listed)
 
     def _raw(self, ledger: Ledger) -> Raw:
         """How a survey reads the held-out records: from the file, as they are, parted anew by the ledger's key."""
-        where, column = self.at(self.data.path), self.data.id
-        ids = self._ids(where, column) if self.data.living and column is not None else []
+        where, living = self.at(self.data.path), self.data.living
+        ids = self._ids() if living else []
 
-        def read(survey: Survey) -> Places:
+        def read(survey: Survey) -> tuple[Places, NDArray[np.int64] | None]:
             table = read_raw(where, survey)
-            if ids and column is not None and self._ids(where, column) != ids:
+            if living and self._ids() != ids:
                 raise SordinoError(f"{where} holds other people's records than when this site started: start it again")
-            held = self.held(ledger, table.rows)
+            if self._unit_column is None:
+                held = self.held(ledger, table.rows)
+                assert held is not None
+                return places(table, survey)[held], None
+            whose = self._whose(self._schema)
+            held = self.held(ledger, int(whose.max(initial=-1)) + 1)
             assert held is not None
-            return places(table, survey)[held]
+            rows = (whose >= 0) & held[whose]
+            return places(table, survey)[rows], numbered(whose[rows])
 
         return read
 
     def held(self, ledger: Ledger, count: int) -> NDArray[np.bool_] | None:
-        """Which of the file's ``count`` records are held out, as its ledger remembers; None where none are.
+        """Which of the file's ``count`` units are held out, as its ledger remembers; None where none are.
 
         Where the file does not say how many, the ledger does; a table without a schema can do nothing but be surveyed.
         """
@@ -279,20 +312,38 @@ class SiteFile(Section):
             share = HELD_SHARE
         if share is None:
             return None
-        if self.data.id is None:
+        column = self._column
+        if column is None:
             return held_mask(ledger, share, where, count)
-        return held_mask(ledger, share, where, count, self.data.id, self._ids(where, self.data.id))
+        return held_mask(ledger, share, where, count, column, self._ids())
 
-    def _ids(self, where: Path, column: str) -> list[str]:
-        """The id of every record, where data live in the spelling that tells people apart."""
-        said = self._spelt(where, column)
-        return [canonical(one) for one in said] if self.data.living else said
+    @property
+    def _unit_column(self) -> str | None:
+        """The column of units of several records; None where every record is one."""
+        schema = self._schema
+        return self.data.unit if schema is None else schema.unit
 
-    def _spelt(self, where: Path, column: str) -> list[str]:
-        """The id of every record; records that have none count as one person's."""
-        delimiter = str((self.data.table_schema or {}).get("delimiter", delimiter_of(where)))
-        table = read_table(where, [column], delimiter)
-        return [f"id {one}" for one in table.columns[column].to_pylist()]
+    @property
+    def _column(self) -> str | None:
+        """The column that units are known by: their own, or that of records' ids; None where they have none."""
+        return self._unit_column or self.data.id
+
+    def _ids(self) -> list[str]:
+        """The id of every unit, in the order of their numbers; where data live, in the spelling they are known by."""
+        return [canonical(one) for one in self._spelt()] if self.data.living else self._spelt()
+
+    def _spelt(self) -> list[str]:
+        """The same as the file spells them. Records without an id of their own count as one's."""
+        column, where = str(self._column), self.at(self.data.path)
+        if self._unit_column is None:
+            delimiter = str((self.data.table_schema or {}).get("delimiter", delimiter_of(where)))
+            return [f"id {one}" for one in read_table(where, [column], delimiter).columns[column].to_pylist()]
+        schema = self._schema or Schema("", "classification", None, unit=column)
+        if kind_of(where) == "npz":
+            ids = [word(one) for one in np.load(where, allow_pickle=False)[column].tolist()]
+        else:
+            ids = unit_ids(read_table(where, [column], schema.delimiter or delimiter_of(where)), schema)
+        return [f"id {one}" for one in dict.fromkeys(ids) if one not in schema.missing]
 
     def rebind(self, reason: str, officer: str) -> str:
         """Record that the ledger goes on under this file's site name and records; returns the account that goes along.

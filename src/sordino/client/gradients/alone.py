@@ -12,8 +12,9 @@ from __future__ import annotations
 import copy
 import math
 import threading
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Iterator
+from itertools import accumulate
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 from sordino.client.gradients.apart import Maker, Space, Unserved, stages_of
 from sordino.client.gradients.chain import Chain
 from sordino.client.gradients.losses import Loss
-from sordino.client.gradients.types import Trainable, inputs_of, mean_of_copies
+from sordino.client.gradients.types import Flat, Trainable
 from sordino.errors import BadInput
 
 BLOCK, BYTES = 32, 1 << 22
@@ -40,8 +41,11 @@ class Singles(NamedTuple):
     troubles: list[str]
 
 
-Grade = Callable[[Tensor, Tensor], Singles]
-"""Computes the losses and gradients of records ``x[n, …]``, ``y[n]``."""
+class Grade(Protocol):
+    """Computes the losses and gradients of records ``x[n, …]``, ``y[n]``; of units, whose real inputs a mask names."""
+
+    def __call__(self, x: Tensor, y: Tensor, mask: Tensor | None = None) -> Singles:
+        """Of every record its loss and gradient, as if it were alone."""
 
 
 class _Copy:
@@ -62,8 +66,8 @@ class Alone(Trainable):
     A record's loss and gradient depend on the weights and on that record alone, bit for bit: not on the batch it was
     drawn in, its place there, its neighbours or the number of threads. What a model writes into its buffers is undone
     before the next record. Each thread that calls computes by itself (``privacy.threads.one_thread``), and what it gets
-    is valid until its next call. With ``copies`` above 1 a record is ``x[copies, …]`` and its loss their mean, as in
-    ``Engine.copies``; no other record's copies are near.
+    is valid until its next call. With ``copies`` above 1 a record is a unit of up to so many inputs, and its loss the
+    mean over the real ones, as in ``Engine.copies``; padding is never computed, and no other unit's inputs are near.
     """
 
     def __init__(self, model: nn.Module, loss: Loss, apart: bool = True, copies: int = 1) -> None:
@@ -96,12 +100,12 @@ class Alone(Trainable):
             return singly
         apart = self._apart(*self._stages, flat, gradients)
 
-        def grade(x: Tensor, y: Tensor) -> Singles:
+        def grade(x: Tensor, y: Tensor, mask: Tensor | None = None) -> Singles:
             try:
-                return apart(x, y) if self._stages is not None else singly(x, y)
+                return apart(x, y, mask) if self._stages is not None else singly(x, y, mask)
             except Unserved:
                 self._stages = None
-                return singly(x, y)
+                return singly(x, y, mask)
 
         return grade
 
@@ -121,20 +125,19 @@ class Alone(Trainable):
 
         def one(x: Tensor, y: Tensor, out: Tensor) -> float:
             own = ready()
-            with torch.set_grad_enabled(gradients):  # copies lie where every other record's lay: aligned alike
-                inputs, labels = inputs_of(x.clone()[None], y.clone()[None], self.copies)
-                loss = mean_of_copies(self._loss.values(own.model(inputs), labels), self.copies).squeeze(0)
+            with torch.set_grad_enabled(gradients):
+                loss = self._loss.values(own.model(x), y).mean()
             if gradients:
                 found = torch.autograd.grad(loss, own.parameters, allow_unused=True, materialize_grads=True)
                 torch.cat([each.reshape(-1) for each in found], out=out)
             return float(loss.detach())
 
-        def grade(x: Tensor, y: Tensor) -> Singles:
+        def grade(x: Tensor, y: Tensor, mask: Tensor | None = None) -> Singles:
             out = flat.new_zeros(len(y), len(flat) if gradients else 0)
             losses, troubles = [], []
-            for k in range(len(y)):
+            for k, (inputs, labels) in enumerate(self._each(x, y, mask)):
                 try:
-                    losses.append(one(x[k], y[k], out[k]))
+                    losses.append(one(inputs, labels, out[k]) if len(labels) else math.nan)
                 except Exception as error:  # it contributes nothing, and nobody can tell (R10)
                     losses.append(math.nan)
                     troubles.append(f"{type(error).__name__}: {error}")
@@ -142,39 +145,57 @@ class Alone(Trainable):
 
         return grade
 
+    def _each(self, x: Tensor, y: Tensor, mask: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
+        """Every record's real inputs and labels, copied to where every other record's lay: aligned alike."""
+        batch = Flat.of(x, y, mask, self.copies, lead=1)
+        for k in range(len(batch.y)):
+            if self.copies == 1:
+                yield batch.x[k].clone()[None], batch.y[k].clone()[None]
+            else:
+                real = slice(None) if batch.inputs is None else batch.inputs[k]
+                yield batch.x[k][real].clone(), batch.y[k][real].clone()
+
     def _apart(self, makers: list[Maker], first: int, flat: Tensor, gradients: bool) -> Grade:
         chain = Chain(tuple(make(flat) for make in makers), first)
 
-        def grade(x: Tensor, y: Tensor) -> Singles:
+        def grade(x: Tensor, y: Tensor, mask: Tensor | None = None) -> Singles:
             space: Space | None = getattr(self._own, "space", None)
             if space is None:
                 space = self._own.space = Space()
-            inputs, labels = inputs_of(x, y, self.copies)
+            batch = Flat.of(x, y, mask, self.copies, lead=1)
+            inputs, labels, real = batch.part(0, len(batch.y), self.copies)
+            counts = [labels.shape[0] // max(1, len(batch.y))] * len(batch.y)
+            if real is not None:
+                inputs, labels, counts = inputs[real.flatten()], labels[real.flatten()], real.sum(1).tolist()
+            if not len(labels):
+                return Singles([math.nan] * len(counts), flat.new_zeros(len(counts), len(flat)), [])
             with torch.no_grad():
                 x, ways = chain.forward(inputs, space)
                 outputs = space.in_lanes("outputs", x)
                 slopes = torch.zeros_like(outputs)
-                losses = self._means(self._loss.each(outputs, labels, slopes))
+                losses = _means(self._loss.each(outputs, labels, slopes), counts)
                 if not gradients:
                     return Singles(losses, flat[:0], [])
                 space.grads = space.lanes("gradients", len(labels), (self.dimension,))
                 chain.backward(slopes, ways)
-                return Singles(losses, self._mean_gradients(space), [])
+                return Singles(losses, self._mean_gradients(space, counts), [])
 
         return grade
 
-    def _means(self, losses: list[float]) -> list[float]:
-        """The mean loss of every record's copies."""
-        if self.copies == 1:
-            return losses
-        return [sum(losses[k : k + self.copies]) / self.copies for k in range(0, len(losses), self.copies)]
-
-    def _mean_gradients(self, space: Space) -> Tensor:
-        """The mean gradient of every record's copies, one copy after the other: number by number, bit for bit."""
+    def _mean_gradients(self, space: Space, counts: list[int]) -> Tensor:
+        """The mean gradient of every unit's inputs, one input after the other: number by number, bit for bit."""
         if self.copies == 1:
             return space.grads
-        each = space.grads.unflatten(0, (-1, self.copies))
-        total = space.lanes("means", len(each), (self.dimension,)).copy_(each[:, 0])
-        for place in range(1, self.copies):
-            total += each[:, place]
-        return total.div_(self.copies)
+        total = space.lanes("means", len(counts), (self.dimension,)).zero_()
+        ends = list(accumulate(counts))
+        for place in range(max(counts)):
+            units = [k for k, count in enumerate(counts) if count > place]
+            inputs = [ends[k] - counts[k] + place for k in units]
+            total[units] = space.grads[inputs] if place == 0 else total[units] + space.grads[inputs]
+        return total.div_(total.new_tensor(counts).clamp_(min=1)[:, None])
+
+
+def _means(losses: list[float], counts: list[int]) -> list[float]:
+    """The mean loss of every unit's inputs; NaN for one without any."""
+    ends = accumulate(counts)
+    return [sum(losses[end - n : end]) / n if n else math.nan for end, n in zip(ends, counts)]

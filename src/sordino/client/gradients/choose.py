@@ -48,7 +48,7 @@ def build(
         Let a GPU compute activations in TF32 (a tenth of a percent), never gradients of parameters and norms: what is
         summed is still clipped by its own exact norm.
     copies
-        How many inputs a record has, whose losses are averaged (``Engine.copies``).
+        How many inputs a record has at most, whose losses are averaged (``Engine.copies``).
 
     Guarantees
     ----------
@@ -107,9 +107,11 @@ class Checked(Engine):
         """Grade rows of records, each row under its own parameters."""
         return self._ready(params, x, y)(params, x, y, mask)
 
-    def shared(self, params: Tensor, x: Tensor, y: Tensor, rows_of: Tensor, rows: int) -> Graded:
+    def shared(
+        self, params: Tensor, x: Tensor, y: Tensor, rows_of: Tensor, rows: int, mask: Tensor | None = None
+    ) -> Graded:
         """Grade a ragged batch under one vector of parameters."""
-        return self._ready(params, x, y).shared(params, x, y, rows_of, rows)
+        return self._ready(params, x, y).shared(params, x, y, rows_of, rows, mask)
 
     def losses(self, params: Tensor, x: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
         """Per-record losses, forward only."""

@@ -14,11 +14,11 @@ from sordino.client.gradients.losses import Loss
 from sordino.client.gradients.tape import Segments
 from sordino.client.gradients.types import (
     Engine,
+    Flat,
     Graded,
     LayerPlan,
     evaluating,
-    inputs_of,
-    mean_of_copies,
+    mean_of_inputs,
     only,
     precise,
 )
@@ -41,8 +41,9 @@ class Exact(Engine):
         self.copies = copies
         self.module = copy.deepcopy(model)
         self._loss, self._reason, self._kept_bytes = loss, reason, kept_bytes
-        self._per_record = vmap(grad_and_value(self._one), in_dims=(None, 0, 0), randomness="different")
-        self._losses = vmap(self._one, in_dims=(None, 0, 0), randomness="different")
+        over = (None, 0, 0, 0)
+        self._per_record = vmap(grad_and_value(self._one), in_dims=over, randomness="different")
+        self._losses = vmap(self._one, in_dims=over, randomness="different")
 
     @property
     def bytes_per_record(self) -> int:
@@ -55,20 +56,29 @@ class Exact(Engine):
 
     def __call__(self, params: Tensor, x: Tensor, y: Tensor, mask: Tensor | None = None) -> Graded:
         """Grade rows of records, each row under its own parameters."""
-        segments = Segments.regular(y.shape[0], y.shape[1])
-        graded = self._grade(params, x.flatten(0, 1), y.flatten(0, 1), segments)
-        return graded.in_rows(y.shape[:2], mask)
+        flat = Flat.of(x, y, mask, self.copies)
+        graded = self._grade(params, flat, Segments.regular(y.shape[0], y.shape[1]))
+        return graded.in_rows(y.shape[:2], flat.records)
 
-    def shared(self, params: Tensor, x: Tensor, y: Tensor, rows_of: Tensor, rows: int) -> Graded:
+    def shared(
+        self, params: Tensor, x: Tensor, y: Tensor, rows_of: Tensor, rows: int, mask: Tensor | None = None
+    ) -> Graded:
         """Grade a ragged batch under one vector of parameters."""
-        return self._grade(params.expand(rows, -1), x, y, Segments.ragged(rows_of, rows))
+        flat = Flat.of(x, y, mask, self.copies, lead=1)
+        graded = self._grade(params.expand(rows, -1), flat, Segments.ragged(rows_of, rows))
+        return graded.in_rows(y.shape[:1], flat.records)
 
     def losses(self, params: Tensor, x: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
         """Per-record losses, forward only."""
+        batch, (rows, width) = Flat.of(x, y, mask, self.copies), y.shape[:2]
+        real = self._real(batch)
         with torch.no_grad():
-            rows = [self._losses(self._named(flat), each, label) for flat, each, label in zip(params, x, y)]
-        out = torch.stack(rows) if rows else params.new_zeros(y.shape[:2])
-        return out if mask is None else only(mask, out)
+            found = [
+                self._losses(self._named(params[row]), batch.x[part], batch.y[part], real[part])
+                for row, part in ((row, slice(row * width, (row + 1) * width)) for row in range(rows if width else 0))
+            ]
+        out = torch.stack(found) if found else params.new_zeros(rows, width)
+        return out if batch.records is None else only(batch.records, out)
 
     def predict(self, flat: Tensor, x: Tensor) -> Tensor:
         """Outputs of the model in evaluation mode."""
@@ -82,40 +92,50 @@ class Exact(Engine):
         out: Tensor = functional_call(self.module, named, (x,))
         return out
 
-    def _one(self, named: Named, x: Tensor, y: Tensor) -> Tensor:
-        inputs, labels = inputs_of(x.unsqueeze(0), y.unsqueeze(0), self.copies)
-        return mean_of_copies(self._loss.values(self._outputs(named, inputs), labels), self.copies).squeeze(0)
+    def _real(self, batch: Flat) -> Tensor:
+        """Which inputs of each record are real, ``[n, m]``."""
+        if batch.inputs is not None:
+            return batch.inputs
+        return torch.ones(batch.y.shape[:2] if self.copies > 1 else (len(batch.y), 1), device=batch.y.device).bool()
+
+    def _one(self, named: Named, x: Tensor, y: Tensor, real: Tensor) -> Tensor:
+        """The loss of one record: of its only input, or the mean over a unit's real ones."""
+        if self.copies == 1:
+            return self._loss.values(self._outputs(named, x.unsqueeze(0)), y.unsqueeze(0)).squeeze(0)
+        losses = self._loss.values(self._outputs(named, x), y)
+        return mean_of_inputs(losses, len(losses), real.unsqueeze(0)).squeeze(0)
 
     def _chunks(
-        self, params: Tensor, x: Tensor, y: Tensor, segments: Segments
+        self, params: Tensor, batch: Flat, segments: Segments
     ) -> Iterator[tuple[int, slice, list[Tensor], Tensor]]:
         """Row, records, gradients ``[records, size]`` of every slot, and losses, as many at a time as may be kept."""
-        most = max(1, self._kept_bytes // (params.element_size() * self.dimension))
+        most, real = max(1, self._kept_bytes // (params.element_size() * self.dimension)), self._real(batch)
         for row, start, stop in segments.pieces:
             named = self._named(params[row].detach())
             for first in range(start, stop, most):
                 part = slice(first, min(stop, first + most))
                 with precise():
-                    grads, losses = self._per_record(named, x[part], y[part])
+                    grads, losses = self._per_record(named, batch.x[part], batch.y[part], real[part])
                 yield row, part, [grads[slot.name].detach().flatten(1) for slot in self.layout], losses.detach()
 
-    def _grade(self, params: Tensor, x: Tensor, y: Tensor, segments: Segments) -> Graded:
+    def _grade(self, params: Tensor, batch: Flat, segments: Segments) -> Graded:
         keep = segments.records * params.element_size() * self.dimension <= self._kept_bytes
         losses = params.new_zeros(segments.records)
         squares = torch.zeros(segments.records, dtype=torch.float64, device=params.device)
         kept: list[tuple[int, slice, list[Tensor]]] = []
-        generator = torch.cuda.default_generators[x.device.index] if x.is_cuda else torch.default_generator
+        where = batch.x.device
+        generator = torch.cuda.default_generators[where.index] if batch.x.is_cuda else torch.default_generator
         state = generator.get_state()
-        for row, part, grads, some in self._chunks(params, x, y, segments):
+        for row, part, grads, some in self._chunks(params, batch, segments):
             losses[part] = some
             squares[part] = torch.stack([squared_norms(each) for each in grads]).sum(0)
             if keep:
                 kept.append((row, part, grads))
 
         def again() -> Iterator[tuple[int, slice, list[Tensor]]]:
-            with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
+            with torch.random.fork_rng(devices=[where] if batch.x.is_cuda else []):
                 generator.set_state(state)
-                for row, part, grads, _ in self._chunks(params, x, y, segments):
+                for row, part, grads, _ in self._chunks(params, batch, segments):
                     yield row, part, grads
 
         def pull(factors: Tensor, out: Tensor) -> None:

@@ -13,14 +13,15 @@ from sordino.client.gradients.losses import Loss
 from sordino.client.gradients.tape import Held, Layer, Segments, Tape, Taped, Workspace
 from sordino.client.gradients.types import (
     Engine,
+    Flat,
     Graded,
     LayerPlan,
     Pull,
     evaluating,
-    inputs_of,
-    mean_of_copies,
+    mean_of_inputs,
     only,
     precise,
+    shares_of,
 )
 
 BLOCK_BYTES = 12 * 2**20
@@ -89,28 +90,35 @@ class Fast(Engine):
             self._held, self._scratch = before
 
     def _graded(self, params: Tensor, x: Tensor, y: Tensor, mask: Tensor | None) -> Graded:
-        segments = Segments.regular(y.shape[0], y.shape[1])
-        windows = self._windows(params, segments)
-        graded = self._grade(windows, x.flatten(0, 1), y.flatten(0, 1), segments, mask)
-        return graded.in_rows(y.shape[:2], mask)
+        segments, flat = Segments.regular(y.shape[0], y.shape[1]), Flat.of(x, y, mask, self.copies)
+        graded = self._grade(self._windows(params, segments, self._inner(flat)), flat, segments)
+        return graded.in_rows(y.shape[:2], flat.records)
 
-    def shared(self, params: Tensor, x: Tensor, y: Tensor, rows_of: Tensor, rows: int) -> Graded:
+    def shared(
+        self, params: Tensor, x: Tensor, y: Tensor, rows_of: Tensor, rows: int, mask: Tensor | None = None
+    ) -> Graded:
         """Grade a ragged batch under one vector of parameters."""
-        segments = Segments.ragged(rows_of, rows)
-        return self._grade(self._blocks(params, 0, segments.records), x, y, segments)
+        segments, flat = Segments.ragged(rows_of, rows), Flat.of(x, y, mask, self.copies, lead=1)
+        graded = self._grade(self._blocks(params, 0, segments.records, self._inner(flat)), flat, segments)
+        return graded.in_rows(y.shape[:1], flat.records)
+
+    def _inner(self, flat: Flat) -> int:
+        """How many inputs a record has in this batch, padding included."""
+        return 1 if self.copies == 1 else flat.y.shape[1]
 
     def losses(self, params: Tensor, x: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
         """Per-record losses, forward only."""
-        segments = Segments.regular(y.shape[0], y.shape[1])
-        flat_x, flat_y = x.flatten(0, 1), y.flatten(0, 1)
+        segments, flat = Segments.regular(y.shape[0], y.shape[1]), Flat.of(x, y, mask, self.copies)
+        inner = self._inner(flat)
         out = torch.zeros(segments.records, dtype=params.dtype, device=params.device)
-        for window in self._windows(params, segments):
+        for window in self._windows(params, segments, inner):
             _, start, stop = window
-            some_x, some_y = inputs_of(flat_x[start:stop], flat_y[start:stop], self.copies)
-            tape = self._tape_of(window, segments.records, {}, mask, self.copies)
-            out[start:stop] = mean_of_copies(self._loss.values(self._evaluated(tape, some_x), some_y), self.copies)
+            some_x, some_y, real = flat.part(start, stop, self.copies)
+            tape = self._tape_of(window, segments.records, {}, flat.records, inner)
+            each = self._loss.values(self._evaluated(tape, some_x), some_y)
+            out[start:stop] = mean_of_inputs(each, inner, real)
         out = out.view(y.shape[:2])
-        return out if mask is None else only(mask, out)
+        return out if flat.records is None else only(flat.records, out)
 
     def predict(self, flat: Tensor, x: Tensor) -> Tensor:
         """Outputs of the model in evaluation mode."""
@@ -118,22 +126,25 @@ class Fast(Engine):
             windows = self._blocks(flat, 0, len(x))
             return torch.cat([self._evaluated(self._tape_of(w, len(x), {}, None), x[w[1] : w[2]]) for w in windows])
 
-    def _windows(self, params: Tensor, segments: Segments) -> list[Window]:
+    def _windows(self, params: Tensor, segments: Segments, inner: int) -> list[Window]:
         """Passes over rows with weights of their own."""
         stack = self._stack if self._stack is not None else not (self._convolves and params.device.type == "cpu")
         if segments.rows > 1 and stack:
             return [(params, 0, segments.records)]
-        blocks = [each for row, a, b in segments.pieces for each in self._blocks(params[row], a, b)]
+        blocks = [each for row, a, b in segments.pieces for each in self._blocks(params[row], a, b, inner)]
         return blocks or [(params[0], 0, 0)]
 
-    def _blocks(self, weights: Tensor, start: int, stop: int) -> list[Window]:
-        """Passes over records with common weights: equal blocks whose activations stay in the cache."""
+    def _blocks(self, weights: Tensor, start: int, stop: int, inner: int = 1) -> list[Window]:
+        """Passes over records with common weights: equal blocks whose activations stay in the cache.
+
+        ``inner``: how many inputs a record has.
+        """
         records = stop - start
         if records == 0 or weights.device.type != "cpu" or not self._convolves or not self._volume:
             return [(weights, start, stop)]
         # Every pass reads all weights: a block should put out more than that.
         least = max(SMALLEST_BLOCK, WEIGHT_READS * self.dimension // self._volume)
-        most = max(least, BLOCK_BYTES // (weights.element_size() * self._volume))
+        most = max(1, max(least, BLOCK_BYTES // (weights.element_size() * self._volume)) // inner)
         size = -(-records // -(-records // most))
         return [(weights, a, min(stop, a + size)) for a in range(start, stop, size)]
 
@@ -173,41 +184,40 @@ class Fast(Engine):
         with torch.no_grad(), precise(self.mixed):
             return self._run(tape, x)
 
-    def _grade(
-        self, windows: list[Window], x: Tensor, y: Tensor, segments: Segments, mask: Tensor | None = None
-    ) -> Graded:
+    def _grade(self, windows: list[Window], flat: Flat, segments: Segments) -> Graded:
         self._calls += 1
         ticket = self._calls
-        empty = torch.zeros(0, dtype=windows[0][0].dtype, device=x.device)
+        inner = self._inner(flat)
+        empty = torch.zeros(0, dtype=windows[0][0].dtype, device=flat.x.device)
         losses, squares, excesses = [empty], [empty.double()], [empty.double()]
         held: dict[str, Held] = {}
         for window in windows if segments.records else []:
             _, start, stop = window
-            tape = self._tape_of(window, segments.records, held, mask, self.copies)
-            losses.append(self._pass(tape, *inputs_of(x[start:stop], y[start:stop], self.copies)))
+            tape = self._tape_of(window, segments.records, held, flat.records, inner)
+            losses.append(self._pass(tape, *flat.part(start, stop, self.copies)))
             squares.append(_added(tape.squares))
             excesses.append(sum(tape.excesses, torch.zeros_like(squares[-1])))
-            self._volume = self._volume or tape.volume // (stop - start)
+            self._volume = self._volume or tape.volume // ((stop - start) * inner)
             for name, count in tape.used.items():
                 if count > 1:  # its gradient is a sum, whose norm the rules do not see
                     raise Unsupported(f"layer '{name}' runs {count} times in one pass")
-        self._kept = self._kept or _bytes_per_record(held, segments.records, self._volume)
+        self._kept = self._kept or _bytes_per_record(held, segments.records, self._volume * inner)
         loss, length = _joined(losses), Length(_joined(squares), _joined(excesses))
         finite = (loss + length.square).abs() < torch.inf  # squares are not negative: no infinity is cancelled
         pull, shape = self._puller(held, finite, segments), (segments.rows, self.dimension)
         return Graded(loss, length, finite, pull, shape, lambda: ticket == self._calls)
 
-    def _pass(self, tape: Tape, x: Tensor, y: Tensor) -> Tensor:
+    def _pass(self, tape: Tape, x: Tensor, y: Tensor, real: Tensor | None) -> Tensor:
         """Forward and back over one window's inputs: records' losses, everything else on the tape."""
         copies = tape.copies
         if self._chain is not None:
             with torch.no_grad(), precise(self.mixed):
                 outputs, ways = self._chain.forward(_ordered(x), tape)
                 losses, slopes = self._loss.graded(outputs, y)
-                self._chain.backward(slopes if copies == 1 else slopes / copies, ways)
-            return mean_of_copies(losses, copies)
+                self._chain.backward(_shared_out(slopes, copies, real), ways)
+            return mean_of_inputs(losses, copies, real)
         with torch.enable_grad(), precise(self.mixed):
-            losses = mean_of_copies(self._loss.values(self._run(tape, x), y), copies)
+            losses = mean_of_inputs(self._loss.values(self._run(tape, x), y), copies, real)
             torch.autograd.grad(losses, self._anchor, torch.ones_like(losses), allow_unused=True)
         return losses.detach()
 
@@ -230,6 +240,14 @@ class Fast(Engine):
                     layer.pull(factors, own, segments, out)
 
         return pull
+
+
+def _shared_out(slopes: Tensor, copies: int, real: Tensor | None) -> Tensor:
+    """The slopes of inputs' losses as those of their units' mean losses; exactly 0 for padding."""
+    if real is None:
+        return slopes if copies == 1 else slopes / copies
+    tail = [1] * (slopes.dim() - 1)
+    return only(real.view(-1, *tail), slopes * shares_of(real, slopes.dtype).view(-1, *tail))
 
 
 def _bytes_per_record(held: dict[str, Held], records: int, volume: int) -> int:

@@ -5,6 +5,7 @@ What a graph reads and writes stays where it was when it was recorded, so every 
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -42,7 +43,7 @@ class Recorded:
     def of(grade: Grade, inputs: tuple[Tensor, Tensor, Tensor, Tensor]) -> Recorded:
         """Record both passes. They run a few times before, so that every kernel is compiled and chosen."""
         held = tuple(each.clone() for each in inputs)
-        rows, width = inputs[2].shape
+        rows, width = inputs[2].shape[:2]
         factors = torch.ones(rows * width, device=held[0].device)
         sums = torch.empty_like(held[0])
         aside = torch.cuda.Stream()
@@ -90,7 +91,7 @@ class Graphs:
         key = (inputs[0].shape, inputs[1].shape)
         if key not in self.recorded:
             self.seen[key] += 1
-            size = inputs[2].numel() * per_record
+            size = math.prod(inputs[2].shape[:2]) * per_record
             if self.seen[key] < SEEN or len(self.recorded) >= MOST_GRAPHS or self.held + size > MOST_BYTES:
                 return None
             self.held += size

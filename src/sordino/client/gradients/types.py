@@ -156,9 +156,11 @@ class Engine(Trainable, ABC):
     """Per-record gradients of one model under one loss. Parameters are rows of a flat ``[rows, d]`` matrix.
 
     ``module`` is the engine's own copy of the model; its weights mean nothing. ``mixed``: whether a GPU may compute
-    activations in TF32. ``copies``: above 1, a record is a unit of so many inputs under one label: batches have them as
-    an axis after the records', ``x[rows, b, copies, …]`` or ``x[n, copies, …]``. Its loss is their mean, its gradient
-    therefore the mean of theirs, and its norm the norm of that mean. Predictions are of single inputs.
+    activations in TF32. ``copies``: above 1, a record is a unit of up to so many inputs (a person's rows, versions of
+    an image): batches have them as an axis after the records', ``x[rows, b, m, …]`` or ``x[n, m, …]``, with a label
+    each, ``y[rows, b, m]``, or one for all of them, ``y[rows, b]``; a mask may have that axis too, for units of fewer
+    inputs. A unit's loss is the mean over its real inputs, its gradient therefore the mean of theirs, and its norm the
+    norm of that mean. Predictions are of single inputs.
     """
 
     module: nn.Module
@@ -176,14 +178,19 @@ class Engine(Trainable, ABC):
 
     @abstractmethod
     def __call__(self, params: Tensor, x: Tensor, y: Tensor, mask: Tensor | None = None) -> Graded:
-        """Grade ``x[rows, b, …]``, ``y[rows, b]`` under ``params[rows, d]``; False in ``mask[rows, b]`` is padding.
+        """Grade ``x[rows, b, …]``, ``y[rows, b]`` under ``params[rows, d]``; False in ``mask`` is padding.
 
         Leave the tensors as they are until the batch is pulled: layers may hold them.
         """
 
     @abstractmethod
-    def shared(self, params: Tensor, x: Tensor, y: Tensor, rows_of: Tensor, rows: int) -> Graded:
-        """Grade a ragged batch ``x[n, …]`` under one ``params[d]``; ``rows_of[n]``, sorted, is each record's row."""
+    def shared(
+        self, params: Tensor, x: Tensor, y: Tensor, rows_of: Tensor, rows: int, mask: Tensor | None = None
+    ) -> Graded:
+        """Grade a ragged batch ``x[n, …]`` under one ``params[d]``; ``rows_of[n]``, sorted, is each record's row.
+
+        ``mask[n, m]``: which inputs of each unit are real, where records are units.
+        """
 
     @abstractmethod
     def losses(self, params: Tensor, x: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -194,16 +201,52 @@ class Engine(Trainable, ABC):
         """Outputs of the model with parameters ``flat[d]`` for ``x[n, …]``, in evaluation mode."""
 
 
-def inputs_of(x: Tensor, y: Tensor, copies: int) -> tuple[Tensor, Tensor]:
-    """What goes through a model: ``x[n, copies, …]``, ``y[n, …]`` to an input each; copies = 1 has no such axis."""
-    if copies == 1:
-        return x, y
-    return x.flatten(0, 1), y.unsqueeze(1).expand(-1, copies, *y.shape[1:]).flatten(0, 1)
+class Flat(NamedTuple):
+    """A batch of rows with its records end to end, as layers run on it.
+
+    Attributes
+    ----------
+    x, y
+        ``[n, …]`` and ``[n]``; with an axis of inputs after the first where records are units.
+    records
+        Which records are real, in the shape they came in; None where all are.
+    inputs
+        Which inputs of each unit are real, ``[n, m]``; None where all are, and where records are no units.
+    """
+
+    x: Tensor
+    y: Tensor
+    records: Tensor | None
+    inputs: Tensor | None
+
+    @staticmethod
+    def of(x: Tensor, y: Tensor, mask: Tensor | None, copies: int, lead: int = 2) -> Flat:
+        """From tensors with ``lead`` axes before a record's own (rows and records, or records alone)."""
+        inputs = None
+        if copies > 1:
+            y = y if y.dim() > lead else y.unsqueeze(lead).expand(*y.shape, x.shape[lead])
+            if mask is not None and mask.dim() > lead:
+                inputs, mask = mask.reshape(-1, mask.shape[lead]), mask.any(lead)
+        return Flat(x.flatten(0, lead - 1), y.flatten(0, lead - 1), mask, inputs)
+
+    def part(self, start: int, stop: int, copies: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Inputs and labels of some records, an entry each, and which of them are real."""
+        x, y = self.x[start:stop], self.y[start:stop]
+        if copies > 1:
+            x, y = x.flatten(0, 1), y.flatten(0, 1)
+        return x, y, None if self.inputs is None else self.inputs[start:stop]
 
 
-def mean_of_copies(losses: Tensor, copies: int) -> Tensor:
-    """The losses of inputs, ``[n·copies]``, to those of records, ``[n]``."""
-    return losses if copies == 1 else losses.unflatten(0, (-1, copies)).mean(1)
+def shares_of(inputs: Tensor, dtype: torch.dtype) -> Tensor:
+    """What each input of a unit counts, ``[n, m]``: 1 over the number of real ones, 0 where there is none."""
+    return inputs.to(dtype) / inputs.sum(1, keepdim=True).clamp_min(1)
+
+
+def mean_of_inputs(losses: Tensor, copies: int, inputs: Tensor | None) -> Tensor:
+    """The losses of inputs, ``[n·m]``, to those of records, ``[n]``: the mean over the real ones of each."""
+    if inputs is None:
+        return losses if copies == 1 else losses.unflatten(0, (-1, copies)).mean(1)
+    return (only(inputs, losses.view(inputs.shape)) * shares_of(inputs, losses.dtype)).sum(1)
 
 
 @cache

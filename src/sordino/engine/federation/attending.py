@@ -148,14 +148,17 @@ class Attendance:
 
     def _take(self, held: bool, seats: Seats, records: Records) -> Records:
         where = self.members(held, seats)
-        x, y, valid = records.at(torch.from_numpy(where))
-        missing = seats.count - len(where)
+        found, missing = records.only(torch.from_numpy(where)), seats.count - len(where)
         if missing == 0:
+            return found
+        there = torch.ones(len(found.y), dtype=torch.bool) if found.valid is None else found.valid
+        blank = [one.new_zeros(missing, *one.shape[1:]) for one in (found.x, found.y, there)]
+        x, y, valid = (torch.cat(pair) for pair in zip((found.x, found.y, there), blank))
+        if found.members is None:
             return Records(x, y, valid)
-        here = torch.ones(len(where), dtype=torch.bool) if valid is None else valid
-        blank = [one.new_zeros(missing, *one.shape[1:]) for one in (x, y, here)]
-        x, y, valid = (torch.cat(pair) for pair in zip((x, y, here), blank))
-        return Records(x, y, valid)
+        nobody = found.members.new_full((missing, found.members.shape[1]), -1)
+        nobody[:, 0] = torch.arange(len(found.y), len(y))
+        return Records(x, y, valid, members=torch.cat([found.members, nobody]))
 
     def members(self, held: bool, seats: Seats) -> NDArray[np.int64]:
         """Places, among the part's records, of those who take part."""

@@ -68,9 +68,4 @@ def parted(records: Records, held: NDArray[np.bool_] | None, ledger: Ledger) -> 
             )
         return records, None
     train, out = (torch.from_numpy(np.flatnonzero(which)) for which in (~held, held))
-    return _only(records, train), _only(records, out)
-
-
-def _only(records: Records, where: torch.Tensor) -> Records:
-    x, y, valid = records.at(where)
-    return Records(x, y, valid)
+    return records.only(train), records.only(out)

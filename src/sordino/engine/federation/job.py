@@ -91,10 +91,11 @@ def understand(text: str, policy: Policy, declared: Declared, budget: Budget) ->
     augment = None if brief.get("augment") is None else Augment.parse(brief["augment"])
     if augment is not None:
         augment.check(declared.shape)
-    copies = 1 if augment is None else augment.copies
+    copies = declared.unit_records * (1 if augment is None else augment.copies)
     fixed, trained = models.split_fixed(template)
     if fixed is not None and (
-        augment is not None or (declared.records + declared.held) * _size(fixed, declared) > KEPT
+        augment is not None
+        or (declared.records + declared.held) * declared.unit_records * _size(fixed, declared) > KEPT
     ):
         fixed, trained = None, template
     gradients.Alone(template, loss_by_name(loss), copies=copies).check(declared.shape, declared.classes)
@@ -107,7 +108,9 @@ def understand(text: str, policy: Policy, declared: Declared, budget: Budget) ->
     check_layout(brief, [[name, list(shape), offset] for name, shape, offset in engine.layout])
     also = tuple(one.question for one in method.ask if one.batch == "step")
     alone = gradients.Alone(trained, loss_by_name(loss), copies=copies)
-    work = Work(engine, method.clip, method.local, also, alone=alone, augment=augment)
+    work = Work(
+        engine, method.clip, method.local, also, alone=alone, augment=augment, unit_records=declared.unit_records
+    )
     return Understood(method, work, fixed, judged)
 
 

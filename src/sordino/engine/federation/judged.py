@@ -128,7 +128,7 @@ def verdict(
     """
     outputs, fine = outputs_alone(understood.judged, weights, records.x)
     valid = fine if records.valid is None else fine & records.valid
-    return score(outputs, records.y, valid, task.cells, permit, gate)
+    return score(outputs, records, valid, task.cells, permit, gate)
 
 
 def outputs_alone(module: nn.Module, weights: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:

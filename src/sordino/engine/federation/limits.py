@@ -24,7 +24,9 @@ class Declared:
     schema: str
     """A hash of the feature schema: names, ranges, categories, labels."""
     held: int = 0
-    """How many records are held out; ``records`` counts those that training sees."""
+    """How many units are held out; ``records`` counts the units that training sees."""
+    unit_records: int = 1
+    """The most records of a unit that count: 1 where every record is a unit of its own."""
 
     @property
     def task(self) -> str:

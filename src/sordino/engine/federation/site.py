@@ -104,7 +104,7 @@ class Site:
         self.raw = raw
         self.members: Members | None = None
         self.account = ledger.bind(name, commit or (lambda salt: commitment(records, salt)))
-        self.attendance = Attendance.of(ledger, self.account, len(records.y), held, roll)
+        self.attendance = Attendance.of(ledger, self.account, len(records), held, roll)
         accounts = [one for part in self.attendance.accounts for one in part]
         ledger.open_accounts(dict.fromkeys(accounts, budget), composition=purse.composition)
         for one in accounts if source is not None else ():

@@ -94,6 +94,8 @@ def commitment(records: Records, salt: bytes) -> str:
             digest.update(_bytes(piece))
     valid = torch.ones(len(records.y), dtype=torch.bool) if records.valid is None else records.valid
     digest.update(_bytes(valid))
+    if records.members is not None:  # whose they are
+        digest.update(f"members {tuple(records.members.shape)};".encode() + _bytes(records.members))
     return digest.hexdigest()
 
 

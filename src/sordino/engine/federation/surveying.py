@@ -7,7 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from sordino.data.survey import Places, Survey, parse_survey
 from sordino.engine.federation import wire
@@ -29,8 +31,9 @@ log = logging.getLogger("sordino.site")
 PART = wire.SURVEY
 """What a survey's tables are called in the ledger and in replies."""
 
-Raw = Callable[[Survey], Places]
-"""(survey) → the cells of every held-out record, [held, f], read from the site's file as it is."""
+Raw = Callable[[Survey], tuple[Places, NDArray[np.int64] | None]]
+"""(survey) → the cells of every held-out record, [records, f], read from the site's file as it is; and whose each is,
+where a unit of privacy has several."""
 
 
 def check_survey(
@@ -68,8 +71,8 @@ def check_terms(policy: Policy, terms: Terms, budget: Budget) -> None:
 def answer_survey(site: Site, packet: Packet, request: str) -> bytes:
     """Declare, charge, count, store, send: stored bytes for a request that was answered before (R11).
 
-    Guarantees: (1) held-out records' accounts alone are charged, before the file is read; (2) a record adds one to f
-    cells, whatever it holds: sensitivity √f; (3) a refusal depends on public facts only.
+    Guarantees: (1) held-out records' accounts alone are charged, before the file is read; (2) a unit adds one in all to
+    each of f tables, whatever its records hold: sensitivity √f; (3) a refusal depends on public facts only.
     """
     brief = packet.facts["brief"]
     account, run = site.account + HELD, safe(str(brief["run"]))
@@ -91,11 +94,14 @@ def answer_survey(site: Site, packet: Packet, request: str) -> bytes:
     permit = gate.grant([turn], [terms], request)
     try:  # from here on records are read, and what goes wrong is nobody's business
         assert site.raw is not None
-        cells = site.raw(survey)
-        if cells.shape != (site.declared.held, len(survey.columns)):
-            raise SordinoError(f"the file has {len(cells)} held-out records now, {site.declared.held} were declared")
-        flat = torch.from_numpy(cells[members] + survey.starts)
-        found = gate.count(permit, 0, {PART: (flat, survey.width)})[PART]
+        cells, whose = site.raw(survey)
+        units = np.arange(len(cells)) if whose is None else whose
+        if len(np.unique(units)) != site.declared.held:
+            raise SordinoError(f"the file has other than the {site.declared.held} held-out units that were declared")
+        here = np.isin(units, members)  # of those who take part
+        flat = torch.from_numpy(cells[here] + survey.starts)
+        whole = None if whose is None else torch.from_numpy(np.unique(whose[here], return_inverse=True)[1])
+        found = gate.count(permit, 0, {PART: (flat, survey.width)}, whole)[PART]
         spent = {
             "survey_epsilon": max(site.ledger.epsilon(payers, run).values()),
             "held_epsilon": max(site.ledger.epsilon(payers).values()),

