@@ -122,6 +122,24 @@ class Reading:
         names = list(book.accounts) if clients is None else list(clients)
         return self._costs({client: book.spent(client, run) for client in names}, metered=run is None)
 
+    def epsilon_before(self, client: str, entries: Sequence[int]) -> dict[int, float]:
+        """ε of what was charged to the client before each of these entries of the ledger."""
+        own, found = {one.plan.run: one for one in self.standings(client)}, dict[int, float]()
+        known: dict[tuple[Event, ...], float] = {}
+        for entry in entries:
+            used: dict[str, dict[str, int]] = {}
+            for run, what, count in self._file.db.execute(
+                "SELECT run, what, SUM(amount) FROM entries WHERE kind = 'charge' AND client = ? AND number < ? "
+                "GROUP BY run, what ORDER BY MIN(number)",
+                (client, entry),
+            ):
+                used.setdefault(run, {})[what] = count
+            events = tuple(event for run, counts in used.items() for event in own[run].events(counts))
+            if events not in known:
+                known[events] = self._costs({client: events})[client]
+            found[entry] = known[events]
+        return found
+
     def left(self, clients: Sequence[str], but: str | None = None) -> dict[str, float]:
         """ε that each account has for a run: the budget less all it is committed to beside that run.
 

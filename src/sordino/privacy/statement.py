@@ -8,8 +8,9 @@ from typing import Any
 
 from sordino.privacy import accounting
 from sordino.privacy.book import Binding, Standing, TopUp, number
-from sordino.privacy.held import HELD
 from sordino.privacy.ledger import Ledger
+from sordino.privacy.living import is_held, twin
+from sordino.privacy.statement_living import KEPT, lives, lives_in_words
 from sordino.privacy.trust import EVERYBODY, Shared, spelt
 from sordino.privacy.types import RECORD, Adjacency, Event, Sampling, Scheme
 
@@ -133,23 +134,23 @@ def export(ledger: Ledger, clients: list[str] | None = None) -> dict[str, Any]:
 def _parts(ledger: Ledger, names: list[str]) -> dict[str, dict[str, Any]]:
     """By client with held-out records, under both names: what its two accounts have spent, and how they were parted."""
     known = {account.client for account in ledger.accounts()}
-    own = {name.removesuffix(HELD) for name in names}
-    both = sorted(name for name in own if name in known and name + HELD in known)
+    own = {twin(name) if is_held(name) else name for name in names}
+    both = sorted(name for name in own if name in known and twin(name) in known)
     if not both:
         return {}
-    costs, parted = ledger.epsilon([account for name in both for account in (name, name + HELD)]), ledger.parted()
+    costs, parted = ledger.epsilon([account for name in both for account in (name, twin(name))]), ledger.parted()
     costs = {name: math.inf if ledger.account(name).not_private else cost for name, cost in costs.items()}
     found: dict[str, dict[str, Any]] = {}
     for name in both:
         figures = {
             "training_epsilon": number(costs[name]),
-            "held_epsilon": number(costs[name + HELD]),
-            "larger_epsilon": number(max(costs[name], costs[name + HELD])),
+            "held_epsilon": number(costs[twin(name)]),
+            "larger_epsilon": number(max(costs[name], costs[twin(name)])),
             "share": None if parted is None else parted.share,
             "by": None if parted is None else parted.ids or PLACES,
             "since": None if parted is None else parted.time,
         }
-        found |= {name: {**figures, "part": "training"}, name + HELD: {**figures, "part": "held out"}}
+        found |= {name: {**figures, "part": "training"}, twin(name): {**figures, "part": "held out"}}
     return found
 
 
@@ -233,6 +234,7 @@ def _statement(
         "bindings": [_told(one, "time", "site", "commitment", "reason", "officer") for one in bindings],
         "since": account.since,
         "held_out": parts,
+        "living": lives(ledger, client),
         "not_covered": [
             *(UNPAID if parts is not None and one is TUNING else one.format(**of) for one in NOT_COVERED),
             *(() if budget.unit == RECORD else (ELSEWHERE.format(**of),)),
@@ -279,13 +281,14 @@ def statement_text(told: dict[str, Any]) -> str:
     """A statement, as ``statement`` gives it, in plain words."""
     of = words_of(told["unit_name"])
     part = "" if told["held_out"] is None else f", {PARTS[told['held_out']['part']].format(**of)}"
-    lines = [f"Privacy statement of client {told['client'].removesuffix(HELD)}{part}"]
+    client = twin(told["client"]) if part and is_held(told["client"]) else told["client"]
+    lines = [f"Privacy statement of client {client}{part}"]
     if not told["private"]:
         lines += ["", "NOT PRIVATE: " + "; ".join(told["not_private"])]
     if told["simulated"]:
         lines += ["", f"This is a {SIMULATION}. It protects nobody; it shows what a deployment would spend."]
     lines += ["", *figures_in_words(told), *_parts_in_words(told["held_out"], of), *_together_in_words(told)]
-    lines += [*_beside_in_words(told), "", "Released so far:"]
+    lines += [*_beside_in_words(told), *lives_in_words(told["living"], of, epsilon_in_words), "", "Released so far:"]
     lines += [f"  run {r['run']}: {release_in_words(r, told['unit_name'])}" for r in told["releases"]] or ["  nothing"]
     sections = {
         "Planned and still open:": [_plan_in_words(plan) for plan in told["open_plans"]],
@@ -297,6 +300,7 @@ def statement_text(told: dict[str, Any]) -> str:
             + (f", approved by {one['officer']}: {one['reason']}" if one["officer"] else "")
             for one in told["bindings"]
         ],
+        "What cannot be taken back:": [] if told["living"] is None else [f"- {one.format(**of)}" for one in KEPT],
         "Not covered by this statement:": [f"- {item}" for item in told["not_covered"]],
     }
     for title, items in sections.items():
