@@ -350,3 +350,18 @@ def test_a_survey_counts_the_people_who_take_part(ward, monkeypatch):
             assert len(tables["survey"][0]) == len(whose) == 3 * held
             assert whose.unique().tolist() == list(range(held))
             assert 0 < held < len(there)
+
+
+def test_runs_that_are_offered_before_the_first_charge_have_the_same_people(ward, seen):
+    """As a search over settings does: what the first candidate declared does not change who is in the second."""
+    ward.limits = "run_epsilon = 0.6"
+    ward.write(range(1, 21))
+    ward.train("one")
+    ward.write(range(1, 31))
+    with ward.rig("two", rounds=1) as first, ward.rig("three", rounds=1) as second:
+        for rig in (first, second):
+            rig.coordinator()
+            assert rig.facts["north"]["records"] == 30
+            assert rig.payable == {"north": 1}
+        seats = second.wires.sites["north"].ledger.life().seats
+        assert seats["two", False].cohorts == seats["three", False].cohorts == (1, 2)

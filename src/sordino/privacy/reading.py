@@ -140,15 +140,15 @@ class Reading:
             found[entry] = known[events]
         return found
 
-    def left(self, clients: Sequence[str], but: str | None = None) -> dict[str, float]:
-        """ε that each account has for a run: the budget less all it is committed to beside that run.
+    def left(self, clients: Sequence[str]) -> dict[str, float]:
+        """ε that each account has for another run: its budget less what was charged; open plans may claim some of it.
 
         0 where an account admits nothing that was not declared before its first release (``planning``).
         """
         book = self._book()
         found = {client: math.inf if book.account(client).budget.is_public else 0.0 for client in clients}
         able = [client for client, left in found.items() if left == 0.0 and planning.admits(book, client)]
-        costs = self._costs({client: book.commitments(client, but) for client in able})
+        costs = self.epsilon(able)
         return found | {c: max(0.0, book.accounts[c].budget.epsilon - cost) for c, cost in costs.items()}
 
     def epsilon_against(self, colluders: int | None, clients: Sequence[str] | None = None) -> dict[str, float]:

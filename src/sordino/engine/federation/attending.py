@@ -120,11 +120,11 @@ class Attendance:
             return Party(life.seats[run, held])
         return self._chosen(run, held, epsilon)
 
-    def _choose(self, run: str, held: bool, epsilon: float) -> Party:
+    def _choose(self, run: str, held: bool, epsilon: float) -> Party:  # run: what the choice is remembered by
         part = self.parts[held]
         assert part.roll is not None
         sizes = {int(k): int((part.roll.cohorts == k).sum()) for k in np.unique(part.roll.cohorts) if k}
-        left = self.ledger.left([part.account + since(k) for k in sizes], but=run)
+        left = self.ledger.left([part.account + since(k) for k in sizes])
         chosen = takes_part({k: left[part.account + since(k)] for k in sizes}, epsilon)
         return Party(Seats(NOT_YET, "", chosen, sum(sizes[k] for k in chosen)))
 
