@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from sordino.client import gradients
 from sordino.client.local import sgd
 from sordino.data import Federation
+from sordino.data.units import check_unit_records
 from sordino.errors import BadInput
 from sordino.methods import Method, Plan, Population, Training, get, make_plan
 from sordino.models import isolated
@@ -54,7 +55,10 @@ class Lookup(nn.Module):
 
 @dataclass(frozen=True)
 class Trial:
-    """How a method is audited: its budget and the shape of the run."""
+    """How a method is audited: its budget and the shape of the run.
+
+    ``unit_records``: how many records a canary has; above 1 it is a person, who is promised as much as a record was.
+    """
 
     epsilon: float = 2.0
     delta: float = 1e-5
@@ -62,6 +66,10 @@ class Trial:
     rounds: int = 2
     steps: int = 2
     canaries: int = 100_000
+    unit_records: int = 1
+
+    def __post_init__(self) -> None:
+        check_unit_records(self.unit_records, "unit_records")
 
 
 @dataclass(frozen=True)
@@ -81,12 +89,15 @@ def _canaries(
     included: NDArray[np.bool_],
     seed: int,
     train: list[NDArray[np.int64]],
+    unit_records: int = 1,
 ) -> Canaries:
-    """A run of ``plan`` in which a record that lost its coin toss is a null row."""
-    targets = np.full(len(x), -LARGE, dtype=np.float32)
+    """A run of ``plan`` in which all records of a canary that lost its coin toss are null rows."""
     names, nothing = [c.name for c in plan.clients], [np.arange(0)] * len(train)
-    clients = Federation("canaries", x, targets, included, names, train, nothing, None, "regression", None)
-    engine = gradients.build(model, "half-squared-error")
+    units = None if unit_records == 1 else np.arange(len(x) * unit_records).reshape(len(x), -1)
+    x, included = np.repeat(x, unit_records), np.repeat(included, unit_records)
+    targets = np.full(len(x), -LARGE, dtype=np.float32)
+    clients = Federation("canaries", x, targets, included, names, train, nothing, None, "regression", None, units=units)
+    engine = gradients.build(model, "half-squared-error", copies=unit_records)
     return Canaries(clients, model, engine, plan, {"loss": "half-squared-error"}, seed, model)
 
 
@@ -120,7 +131,7 @@ def audit_method(method: str | Method, trial: Trial = Trial(), seed: int = 0) ->
 
     def mechanism(included: NDArray[np.bool_]) -> NDArray[np.float64]:
         model = Lookup(count)
-        ready = _canaries(plan, model, np.arange(count), included, seed, [np.arange(count)])
+        ready = _canaries(plan, model, np.arange(count), included, seed, [np.arange(count)], trial.unit_records)
         with tempfile.TemporaryDirectory(prefix="sordino-audit-") as folder, Ledger(Path(folder) / "l.db") as book:
             session = _audited(ready, book, most=count)
             spent.append(book.epsilon()["canaries"])
@@ -143,7 +154,8 @@ def audit_releases(method: str | Method, trial: Trial = Trial(canaries=20_000), 
 
     def mechanism(included: NDArray[np.bool_]) -> NDArray[np.float64]:
         x = np.zeros(count, dtype=np.int64)
-        ready = _canaries(plan, Lookup(1), x, included, seed, list(np.arange(count)[:, None]))
+        each = list(np.arange(count)[:, None])
+        ready = _canaries(plan, Lookup(1), x, included, seed, each, trial.unit_records)
         with Ledger(Path(folder) / "l.db", durable=False) as book:
             session = _audited(ready, book, Witness, stack=True)
             spent.append(max(book.epsilon().values()))
