@@ -7,8 +7,9 @@ import pytest
 from dp_accounting.pld import PLDAccountant
 from living_rig import LIVING, Seen, Ward
 
-from sordino.engine.federation import attending
+from sordino.engine.federation import attending, wire
 from sordino.engine.federation.exchange import enrol
+from sordino.engine.federation.wire import pack, unpack
 from sordino.errors import BadInput, SordinoError
 from sordino.privacy.gate import Gate
 from sordino.privacy.held import HELD
@@ -365,3 +366,24 @@ def test_runs_that_are_offered_before_the_first_charge_have_the_same_people(ward
             assert rig.payable == {"north": 1}
         seats = second.wires.sites["north"].ledger.life().seats
         assert seats["two", False].cohorts == seats["three", False].cohorts == (1, 2)
+
+
+def test_a_server_cannot_say_which_accounts_pay(ward, seen):
+    """Groups in an offer would be accounts: the second cohort's alone for everybody's records, say."""
+    ward.limits = "run_epsilon = 0.6"
+    ward.write(range(1, 21))
+    ward.train("one")
+    ward.write(range(1, 31))
+    with ward.rig("two") as rig:
+        rig.coordinator()
+        (asked,) = [unpack(data) for _, data, _ in rig.wires.heard if unpack(data).kind == wire.OFFER]
+        terms = asked.facts["offer"]["terms"]
+        terms["groups"] = [["since 2", 0.5, 30]]
+        site = rig.wires.sites["north"]
+        answered = unpack(site.handle(pack(asked)))
+        assert answered.kind == wire.REFUSED
+        assert "cannot name groups" in answered.facts["reason"] or "levels of consent" in answered.facts["reason"]
+        del terms["groups"]
+        terms["payers"] = [" (since 2)"]
+        assert unpack(site.handle(pack(asked))).kind == wire.ACCEPTED
+        assert site.ledger.life().seats["two", False].cohorts == (1, 2), "a word that means nothing"

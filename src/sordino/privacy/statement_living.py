@@ -11,8 +11,8 @@ from sordino.privacy.ledger import Ledger
 from sordino.privacy.living import JOINED, RETURNED, WITHDRAWN, Life, cohort_of, is_held, since
 
 KEPT = (
-    "What was released while a {unit} was here stays released: it is covered by the epsilon of that time, above, and "
-    "by no more than that.",
+    "What was released while a {unit} was here stays released. It is covered by the epsilon of that time, above; if it "
+    "was withdrawn because of what was released, by the budget.",
     "Models that were trained meanwhile are not unlearnt, whoever has them by now.",
     "A {unit} that is withdrawn is in no later batch, evaluation or survey from the site's next start on; one that "
     "comes back is in its old cohort, with all that was spent there.",
@@ -76,7 +76,7 @@ def lives_in_words(
     lines = ["", f"{of['units'].capitalize()} that come and go, known by {life['by']!r} since {life['since']}:"]
     for one in life["cohorts"]:
         which = "  (this account)" if one["cohort"] == life["cohort"] else ""
-        count = f"{one['joined']} {of['units']}, {one['away']} of them away"
+        count = f"{one['joined']} {of['unit' if one['joined'] == 1 else 'units']}, {one['away']} of them away"
         told = f"epsilon {figure(one['spent_epsilon'])} spent{which}"
         lines.append(f"  cohort {one['cohort']}, since {one['since']}: {count}; {told}")
     lines += ["", f"Cohort {life['cohort']}, training and held-out together:"]

@@ -387,6 +387,8 @@ class Site:
         run = safe(str(brief["run"]))
         declared = self.declared_in(run)
         plan = accept(self.name, offer, method, self.policy, declared, self.offered)
+        if self.attendance.lives and any(one.groups for one in (plan.terms, *plan.asks)):
+            raise Refused("records that come and go are sampled alike here: a request cannot name groups of them")
         pact = self._pact(packet, method, declared)
         if pact is not None:
             widths = {"gradient": work.engine.dimension, **{one.question.what: 1 for one in method.ask}}
