@@ -134,9 +134,8 @@ def roll(changes: Iterable[tuple[Change, bytes]], known: Mapping[bytes, Known] |
             raise BadInput(f"entry {change.entry} speaks of {change.count} ids and holds {len(marks) / MARK:g}")
         for start in range(0, len(marks), MARK):
             mark = marks[start : start + MARK]
-            cohort = found[mark].cohort if mark in found else change.cohort
             away = change.what == WITHDRAWN
-            found[mark] = Known(cohort, found[mark].entry if away else change.entry, away)
+            found[mark] = Known(change.cohort, found[mark].entry if away else change.entry, away)
     return found
 
 
