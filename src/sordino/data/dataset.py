@@ -111,7 +111,8 @@ class Dataset:
         Parameters
         ----------
         ids
-            Equal ids mark records of one unit; where records come with clients, of one unit at each of them.
+            Equal ids mark records of one unit. Where records come with clients it is a unit at each of them, and where
+            they are dealt anew it goes to one client as a whole.
         records
             The public cap: of a unit with more records so many count, chosen by a hash (``data.units``).
         name
@@ -126,12 +127,11 @@ class Dataset:
             raise BadInput(f"{len(ids)} ids for {len(self)} records: say of every record whose it is")
         most = check_unit_records(UNIT_RECORDS if records is None else records, "unit_records")
         called = check_unit_name(UNIT_NAME if name is None else name, "unit_name")
-        own = np.zeros(len(self), dtype=np.int64) if self.owners is None else self.owners
         names = [str(one) for one in ids]
-        numbers = of_clients(numbered(names), own)
-        keep = kept(numbers, names, most)
+        units = numbered(names)
+        keep = kept(units if self.owners is None else of_clients(units, self.owners), names, most)
         told = {**self.source, "unit": {"name": called, "records": most}}
-        found = replace(self, units=numbers, unit_records=most, unit_name=called, source=told)
+        found = replace(self, units=units, unit_records=most, unit_name=called, source=told)
         return found if keep.all() else found._only(np.flatnonzero(keep))
 
     def partition(
@@ -165,7 +165,7 @@ class Dataset:
             The fewest records, training and test together, that a client may have.
         """
         check_options(kind, options)
-        table = None if self.units is None else members(numbered(self.units))
+        table = None if self.units is None else self._members(self.units, kind)
         first = np.arange(len(self), dtype=np.int64) if table is None else table[:, 0]
         pool, held = self._without_central(central, seed, first if table is None else table)
         if kind == "natural":
@@ -193,6 +193,15 @@ class Dataset:
             description=described, sorted_files=self.sorted_files and kind == "natural", ranged=self.ranged,
             units=table, unit_name=RECORD if table is None else self.unit_name,
         )  # fmt: skip
+
+    def _members(self, units: Index, kind: str) -> Index:
+        """The records of every unit that is dealt: of a person at each client, where clients stay as they came."""
+        if kind == "natural":
+            return members(numbered(units) if self.owners is None else of_clients(units, self.owners))
+        # A person's records at several clients come together again: they may be more than of one unit count.
+        keep = np.flatnonzero(kept(units, units.astype(str).tolist(), self.unit_records))
+        table = members(numbered(units[keep]))
+        return np.where(table < 0, -1, keep[table])
 
     def _without_central(self, share: float, seed: int, table: Index) -> tuple[Index, tuple[Features, Targets] | None]:
         """The units to deal out, and the central test set; ``table`` has the records of every unit."""

@@ -91,8 +91,9 @@ class DataKeys(Section):
     def expected_clients(self) -> tuple[list[str] | None, bool]:
         """The clients' names, as far as they follow without reading records, and whether they are files in order."""
         if self.table_schema is None and (self.name in SOURCES or self.partition not in (None, "natural")):
-            count = SOURCES[self.name].clients if self._natural else self.clients
-            return (None if count is None else client_names(count)), False
+            if self._natural:
+                return list(SOURCES[self.name].client_names or ()), False
+            return (None if self.clients is None else client_names(self.clients)), False
         path = Path((self.folder or self.name) if self.table_schema is not None else self.name)
         return [stem_of(file) for file in client_files(path)], True
 
@@ -301,7 +302,8 @@ class SurveyKeys(Section):
     """``[survey]``: what sites are asked about their columns before there is a schema, and what that may cost.
 
     ``spend``: how much of each site's ε one survey may use; ``least``: counts below this are told as "fewer than";
-    ``share``: the share of records that a rehearsal holds out (a site decides for itself).
+    ``share``: the share of records that a rehearsal holds out, ``unit``: the column of persons that it counts once
+    each, with all of their records (a site decides both for itself, in its ``[data]``).
     """
 
     target: str | None = None
@@ -309,6 +311,7 @@ class SurveyKeys(Section):
     least: int = Field(default=50, ge=0)
     share: float = Field(default=0.2, gt=0, lt=1)
     missing: list[str] | None = None
+    unit: str | None = None
     columns: dict[str, Any] = {}
 
     def asked(self) -> Survey:

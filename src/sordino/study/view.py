@@ -21,6 +21,7 @@ from sordino.client.gradients import LayerPlan
 from sordino.data.budgets import LARGE
 from sordino.methods import Plan
 from sordino.privacy.trust import EVERYBODY
+from sordino.privacy.types import RECORD
 from sordino.study.choice import describe_choice, last_turns
 from sordino.study.evaluated import describe_evaluation, evaluation_warnings, render_evaluation
 from sordino.study.sharing import describe_sharing, if_shared, render_sharing, warnings_of
@@ -110,6 +111,11 @@ class PlanView:
         return float(sum(c.turns * c.terms.count * c.terms.divisor for c in self.plan.clients))
 
     @property
+    def unit(self) -> str:
+        """What is protected as one: a record, or somebody with several."""
+        return self.plan.clients[0].budget.unit if self.plan.clients else RECORD
+
+    @property
     def why(self) -> tuple[str, ...]:
         """What was chosen automatically, and why."""
         return self.plan.why
@@ -143,7 +149,7 @@ class PlanView:
                     f"ε={c['planned_epsilon']:.3g} of {epsilon:g}: its ledger will refuse the later rounds"
                 )
             if c["delta"] > 1 / c["records"]:
-                found.append(f"{who}'s δ={c['delta']:g} is above 1/n=1/{c['records']}: one record may leak whole")
+                found.append(f"{who}'s δ={c['delta']:g} is above 1/n=1/{c['records']}: one {self.unit} may leak whole")
         if (select or 0) > len(self.clients):
             found.append(f"select={select} of {len(self.clients)}: some have two turns a round")
         idle = [c["client"] for c in self.clients if c["turns"] == 0]
@@ -188,6 +194,7 @@ class PlanView:
         return {
             "method": {"name": self.plan.method.name, **self.plan.method.describe()},
             "private": self.plan.private,
+            "unit": self.unit,
             "rounds": self.plan.training.rounds,
             "parameters": self.dimension,
             "clients": self.clients,
@@ -216,6 +223,11 @@ class PlanView:
         for row in itertools.islice(zip(*columns.values()), SHOWN):
             table.add_row(*row)
         yield table
+        if self.unit != RECORD:
+            yield (
+                f"n counts [bold]{self.unit}s[/bold]: each is drawn, clipped and protected as one, with all of its "
+                "records at a client"
+            )
         if self.trust is not None:
             yield f"planned ε holds [bold]{self.trust}[/bold]" + ("" if self.sharing is None else ": noise is shared")
         for line in self.why:
@@ -226,7 +238,7 @@ class PlanView:
             yield f"…and {len(self.clients) - SHOWN} more clients (--json lists all)"
         yield (
             f"noise on one coordinate of the aggregate: {self.noise_on_aggregate:.2e} a round; "
-            f"{self.gradients:,.0f} per-record gradients of {self.dimension:,} parameters"
+            f"{self.gradients:,.0f} per-{self.unit} gradients of {self.dimension:,} parameters"
         )
         if self.sharing is not None:
             yield from render_sharing(self.sharing, SHOWN)

@@ -247,7 +247,7 @@ def _shared_out(slopes: Tensor, copies: int, real: Tensor | None) -> Tensor:
     if real is None:
         return slopes if copies == 1 else slopes / copies
     tail = [1] * (slopes.dim() - 1)
-    return only(real.view(-1, *tail), slopes * shares_of(real, slopes.dtype).view(-1, *tail))
+    return only(real.reshape(-1, *tail), slopes * shares_of(real, slopes.dtype).reshape(-1, *tail))
 
 
 def _bytes_per_record(held: dict[str, Held], records: int, volume: int) -> int:

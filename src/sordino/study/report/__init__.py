@@ -13,7 +13,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from sordino.privacy.statement import ADJACENCY
+from sordino.privacy.statement import ADJACENCY, words_of
+from sordino.privacy.types import RECORD
 from sordino.study.report import paid, promises, tables
 from sordino.study.report.charts import MAX_DIAGNOSTICS, drawn
 from sordino.study.report.figures import slug
@@ -40,6 +41,8 @@ def render(results: Sequence[Result], title: str | None = None) -> str:
     runs = every_run(groups)
     charts = drawn(groups)
     recorded = diagnostics(groups)
+    named = {client.unit for run in runs for client in run.clients}
+    unit = words_of(named.pop() if len(named) == 1 else "unit" if named else RECORD)
     return filled(
         "page.html",
         title=title or _title(groups),
@@ -52,7 +55,8 @@ def render(results: Sequence[Result], title: str | None = None) -> str:
         weak=promises.WEAK,
         key=tables.key_figures(groups),
         privacy=tables.privacy_rows(groups),
-        adjacency=ADJACENCY,
+        unit=unit,
+        adjacency={kind: words.format(**unit) for kind, words in ADJACENCY.items()},
         paid=paid.section(groups),
         diverged=tables.diverged(groups),
         known=tables.at_the_end(groups),

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from sordino.engine.evaluate import budget_groups
 from sordino.errors import BadInput
 from sordino.privacy.trust import SHARED
+from sordino.privacy.types import RECORD
 from sordino.study.report.numbers import SeedMean, finite, finites, short, spread, thin
 
 SCHEMAS = (1, 2)
@@ -69,6 +70,8 @@ class Client:
     training: float | None
     held: float | None
     """What its two accounts have spent, where records are held out; ``spent`` is the larger."""
+    unit: str
+    """What is protected as one: a record, or somebody with several."""
     ends: float | None
     """The round after which its budget pays for no more; ∞ when it outlasts the run, None where nobody says."""
 
@@ -343,6 +346,7 @@ def _clients(result: Result, rounds: Sequence[Mapping[str, Any]]) -> tuple[Clien
             own=_or_infinite(entry, "own_epsilon"),
             training=_or_infinite(entry, "training_epsilon"),
             held=_or_infinite(entry, "held_epsilon"),
+            unit=str(entry.get("unit") or RECORD),
             ends=_or_infinite(entry, "budget_ends"),
         )
         for place, (name, entry) in enumerate(zip(names, entries, strict=True))

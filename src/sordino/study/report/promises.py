@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
+from sordino.privacy.statement import words_of
 from sordino.privacy.trust import EVERYBODY
 from sordino.study.report.gather import Client, Group, SeedRun
 from sordino.study.report.numbers import listed, plain, short, upward
@@ -212,5 +213,6 @@ def _sentences(client: Client, private: bool) -> list[str]:
         weak=WEAK,
         lasting=client.ends == math.inf,
         shared=is_shared(client),
+        units=words_of(client.unit)["units"],
     )
     return told.strip("\n").split("\n")

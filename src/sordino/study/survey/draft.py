@@ -57,6 +57,8 @@ def _schema(study: Study, figures: Figures) -> list[str]:
     survey, least = figures.plan.survey, study.survey.least
     target = figures.of(survey.target)
     lines = ["[data.schema]", f"target = {toml_value(survey.target)}", *_target(target)]
+    if study.survey.unit is not None:
+        lines.append(f"unit = {toml_value(study.survey.unit)}  # who is protected, with all of their records at a site")
     if survey.missing != MISSING:
         lines.append(f"missing = {toml_value(list(survey.missing))}")
     numeric, categorical, fill = [], [], []
