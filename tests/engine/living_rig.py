@@ -10,11 +10,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from federation_rig import Rig
+from federation_rig import Fixture, Rig, records_of
 
 from sordino.engine.federation import site as site_module
+from sordino.engine.federation.attending import Roll
 from sordino.engine.federation.exchange import farewell
-from sordino.engine.federation.site import Site
+from sordino.engine.federation.limits import Declared
+from sordino.engine.federation.site import Purse, Site
+from sordino.privacy.ledger import Ledger
 from sordino.study.site_file import read_site
 
 SITE = """\
@@ -137,3 +140,22 @@ class Seen:
 
         patch.setattr(site_module, "take_turn", looked)
         return seen
+
+
+class Cohorts(Rig):
+    """Sites as a simulation's clients, in two cohorts each: the first half of the records, and the others."""
+
+    def site(self, name: str) -> Site:
+        place = self.clients.names.index(name)
+        ids = [f"record {k}" for k in self.clients.train[place]]
+        ledger = self.stack.enter_context(Ledger(self.folder / f"{name}.db"))
+        ledger.call_roll("id", ids[: len(ids) // 2])
+        ledger.bind(name, lambda salt: "records")
+        ledger.open_account(name, self.clients.budgets[place])
+        ledger.mark_not_private(name, "so that nobody joins the first cohort any more")
+        roll = Roll.of(ledger.call_roll("id", ids))
+        declared = Declared(len(ids), self.clients.shape, self.clients.classes, "")
+        source = None if self.key is None else Fixture(self.key)
+        more = self.everywhere, source, self.peers(name), None, None, None, roll
+        purse = Purse(self.clients.budgets[place], ledger)
+        return Site(name, records_of(self.clients, place), declared, purse, self.folder / name, *more)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import dp_accounting
 import pytest
+import torch
 from dp_accounting.pld import PLDAccountant
-from living_rig import LIVING, Seen, Ward
+from federation_rig import simulated, table
+from living_rig import LIVING, Cohorts, Seen, Ward
 
+import sordino as sd
 from sordino.engine.federation import attending, wire
 from sordino.engine.federation.exchange import enrol
 from sordino.engine.federation.wire import pack, unpack
@@ -387,3 +390,20 @@ def test_a_server_cannot_say_which_accounts_pay(ward, seen):
         terms["payers"] = [" (since 2)"]
         assert unpack(site.handle(pack(asked))).kind == wire.ACCEPTED
         assert site.ledger.life().seats["two", False].cohorts == (1, 2), "a word that means nothing"
+
+
+@pytest.mark.parametrize("trust", [{}, {"noise": "shared"}])
+def test_two_cohorts_train_as_one_set_of_records(trust, tmp_path):
+    """As a simulation of the same records does, to the last digits that sums leave; both accounts pay the same."""
+    clients = (
+        sd.data.load("digits", records=300).partition("iid", clients=3, seed=1).with_budgets([2.0, 4.0, 8.0], 1e-5)
+    )
+    study = table("dp-fedavg", clients, steps=1, rate=0.2, lr=0.5) | {"trust": trust}
+    alone = simulated(clients, study, tmp_path / "simulated")
+    with Cohorts(tmp_path, clients, study, alone.key, alone.noises) as rig:
+        state = rig.train()
+        for name, site in rig.wires.sites.items():
+            own, later = (site.ledger.run_events(one, "run1") for one in (name, name + " (since 2)"))
+            assert own == later
+            assert [event.count for event in own] == [2]
+    torch.testing.assert_close(state.shown, alone.weights, atol=1e-5, rtol=0)
