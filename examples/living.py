@@ -43,7 +43,7 @@ def main(folder: Path) -> None:
     (folder / "withdrawn.txt").write_text("")
     with read_site(folder / "SITE.toml").open() as site:
         plan = LedgerPlan(site.account, "first", (Event("gradient", Sampling.poisson(0.5), 5.0),), 1)
-        site.agree(plan)
+        site.agree([plan])
         site.ledger.charge([Charge(site.account, "first", "round 1", "gradient", 1, "a request")])
         site.ledger.close_run("first")
     (folder / "north.csv").write_text("patient,age,ill\nben ,52,yes\nAda,36,no\nCleo,40,no\nDora,29,no\n")

@@ -50,7 +50,7 @@ class Folder:
 
     def spend(self, data: str, run: str = "one") -> None:
         with self.site(data).open() as site:
-            party, _ = site.agree(LedgerPlan(site.account, run, (EVENT,), 1))
+            party, _ = site.agree([LedgerPlan(site.account, run, (EVENT,), 1)])
             charges = [Charge(site.account + one, run, "round 1", "gradient", 1, "asked") for one in party.payers]
             site.ledger.charge(charges)
             site.ledger.close_run(run)

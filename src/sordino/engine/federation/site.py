@@ -6,7 +6,7 @@ The turn itself is ``client.turn.take_turn`` with one row, the very function a s
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -326,27 +326,29 @@ class Site:
         method, declared = understood.method, self.declared_in(safe(str(brief["run"])))
         task = accept_task(brief, terms, self.policy, declared, self.offered, method.private)
         plan = task.declaration(self.account + HELD)
-        party, payable = self.agree(plan, held=True, not_private=_without_noise(method, task.run))
+        party, payable = self.agree([plan], held=True, not_private=_without_noise(method, task.run))
         return understood, replace(task, terms=replace(task.terms, payers=party.payers)), payable
 
-    def agree(self, plan: LedgerPlan, held: bool = False, not_private: str = "") -> tuple[Party, int]:
+    def agree(self, plans: Sequence[LedgerPlan], held: bool = False, not_private: str = "") -> tuple[Party, int]:
         """Declare a run to the accounts of all who would take part; who does, and how many turns they can pay.
 
+        ``plans``: of one run, for the site's own accounts; each cohort that takes part has one of every such account.
         ``not_private``: of a run without noise, why nothing is declared and the accounts are marked instead.
         """
-        party = self.party(plan.run, held)
+        run, most = plans[0].run, min(plan.turns for plan in plans)
+        party = self.party(run, held)
         if not party.payers:
             raise Refused("nobody's records take part here at present: all of them are withdrawn")
-        accounts = {one: plan.client + one for one in party.payers}
+        accounts = {payer: [plan.client + payer for plan in plans] for payer in party.payers}
+        payable = dict.fromkeys(accounts, most)
         if not_private:
-            for account in accounts.values():
+            for account in (one for own in accounts.values() for one in own):
                 self.ledger.mark_not_private(account, not_private)
-            payable = dict.fromkeys(accounts, plan.turns)
         else:
-            plans = [replace(plan, client=account) for account in accounts.values()]
-            turns = self.ledger.declare(plans, self.policy.run_epsilon)
-            payable = {one: turns[account] for one, account in accounts.items()}
-        return self.attendance.settle(plan.run, held, party, payable)
+            every = [replace(plan, client=plan.client + payer) for payer in accounts for plan in plans]
+            turns = self.ledger.declare(every, self.policy.run_epsilon)
+            payable = {payer: min(turns[one] for one in own) for payer, own in accounts.items()}
+        return self.attendance.settle(run, held, party, payable)
 
     def _bye(self, packet: Packet, request: str) -> bytes:
         """The run is over: what it did not use is free again. Says what this site has spent, by public counts."""
@@ -354,7 +356,8 @@ class Site:
         LocalState(self.folder / "runs" / run, (), 0).forget()
         erase_key(self._key_file(run))
         self._accepted.cache_clear()  # it holds the key too
-        parts = self.attendance.accounts
+        known = {one.client for one in self.ledger.accounts()}  # another process may just have noted a cohort
+        parts = [[one for one in part if one in known] for part in self.attendance.accounts]
         own = [one for part in parts for one in part]
         declared = [one for one in own if any(standing.plan.run == run for standing in self.ledger.standings(one))]
         if not declared:
@@ -396,8 +399,8 @@ class Site:
             plan = replace(plan, terms=terms, asks=tuple(asks))
             pact.check_offer([terms, *asks])
         events, turns = plan.declaration()
-        offered = LedgerPlan(self.account, run, events, turns)
-        party, payable = self.agree(offered, not_private=_without_noise(method, run))
+        plans = [LedgerPlan(self.account, run, events, turns)]
+        party, payable = self.agree(plans, not_private=_without_noise(method, run))
         terms, *asks = (replace(one, payers=party.payers) for one in (plan.terms, *plan.asks))
         plan = replace(plan, terms=terms, asks=tuple(asks))
         job = Job(run, method, work, plan, int(brief["rounds"]), understood.fixed, pact)

@@ -79,7 +79,7 @@ def answer_survey(site: Site, packet: Packet, request: str) -> bytes:
     survey = check_survey(site.policy, brief, site.declared_in(run), site.raw, site.budget)
     terms = wire.terms_from_plain(packet.facts["terms"])
     check_terms(site.policy, terms, site.budget)
-    party, payable = site.agree(LedgerPlan(account, run, (terms.event,), 1), held=True)
+    party, payable = site.agree([LedgerPlan(account, run, (terms.event,), 1)], held=True)
     if not payable:
         raise BudgetRefused("what is left of this site's budget for held-out records does not pay for this survey")
     terms = replace(terms, payers=party.payers)
