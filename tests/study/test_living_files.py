@@ -81,6 +81,14 @@ def test_a_mistake_is_named_with_its_remedy(folder: Folder, data: str, word: str
         pass
 
 
+def test_levels_of_consent_and_living_data_do_not_go_together(folder: Folder):
+    said = SITE.format(data=LIVING).replace("epsilon = 2.0", 'column = "ill"\nlevels = {no = 1.0, yes = 2.0}')
+    (folder.path / "SITE.toml").write_text(said)
+    with pytest.raises(BadInput, match="do not go together yet"), read_site(folder.path / "SITE.toml").open():
+        pass
+    assert not (folder.path / "ledger.db").exists()
+
+
 def test_a_ledger_with_charges_begins_with_the_very_records_it_was_kept_for(folder: Folder):
     folder.spend('id = "patient"')
     folder.people("ada", "ben", "cleo", "dora")

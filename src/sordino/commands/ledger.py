@@ -22,10 +22,11 @@ def show(path: File, client: Annotated[str | None, typer.Option(help="One client
 
     with _ledger(path) as book:
         names = [account.client for account in book.accounts()]
-        if client is not None and client not in names:
+        own = [one.client for one in book.accounts() if client in (None, one.client, one.owner)]
+        if client is not None and not own:
             known = ", ".join(names[:10]) + (", …" if len(names) > 10 else "")
             raise BadInput(f"--client {client!r} has no account in {path}: it has {known or 'none at all'}")
-        for name in names if client is None else [client]:
+        for name in own:
             typer.echo(statement_text(statement(book, name)) + "\n")
 
 

@@ -76,7 +76,7 @@ def load(name: str | Path, folder: str | Path | None = None, **options: Any) -> 
     ----------
     name
         A name from ``SOURCES``, or a path to a folder with one CSV, Parquet or NPZ file per client (then with
-        ``schema=``, or a ``schema.toml`` in it, and optionally ``invalid="null"``).
+        ``schema=``, or a ``schema.toml`` in it, and optionally ``invalid="null"`` and ``also=``).
     folder
         Where the standard files are, as ``FOLDER/NAME/…``; by default ``$SORDINO_DATA``, else ``./data``.
     options
@@ -96,7 +96,7 @@ def load(name: str | Path, folder: str | Path | None = None, **options: Any) -> 
             people = ("units",) if "unit" in source.schema else ()
             dataset = _read(source, data_folder(folder), **_known(options, people, source.name))
         elif isinstance(name, Path) or os.sep in name or Path(name).exists():
-            dataset = load_folder(Path(name), **_known(options, ("schema", "invalid"), "your own data"))
+            dataset = load_folder(Path(name), **_known(options, ("schema", "invalid", "also"), "your own data"))
         else:
             known = ", ".join(SOURCES)
             raise BadInput(f"data set {str(name)!r} is unknown: use one of {known}, or a path to your own folder")

@@ -61,7 +61,8 @@ class Account:
     """A client's account. ``budget`` includes the top-ups; ``opened`` is the budget it was opened with.
 
     ``composition``: ``declared``, the first plans by the accountant and later ones by a filter; or ``filter``,
-    everything by a filter.
+    everything by a filter. ``owner``: whose records these are, where it is the account of a group of them
+    (``privacy.groups``).
     """
 
     client: str
@@ -71,6 +72,7 @@ class Account:
     simulated: bool
     since: str
     composition: str = "declared"
+    owner: str = ""
     top_ups: tuple[TopUp, ...] = ()
     not_private: tuple[str, ...] = ()
 
@@ -262,7 +264,7 @@ def _add(book: Book, e: Entry, body: dict[str, Any]) -> None:
             neighbours = Adjacency.parse(body["adjacency"])
             budget = Budget(_figure(body["epsilon"]), body["delta"], neighbours, body.get("unit", RECORD))
             said = body["accountant"], body["simulated"], e.time, body.get("composition", "declared")
-            book.accounts[client] = Account(client, budget, budget, *said)
+            book.accounts[client] = Account(client, budget, budget, *said, owner=body.get("owner", ""))
         case "plan":
             _declare(book, e, body)
         case "charge":

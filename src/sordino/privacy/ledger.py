@@ -12,6 +12,7 @@ import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 from sordino.errors import BadInput
 from sordino.privacy import accounting
@@ -20,6 +21,7 @@ from sordino.privacy.groups import is_account_of
 from sordino.privacy.held import HELD, check_share
 from sordino.privacy.ledger_file import FIELDS, check_payload
 from sordino.privacy.ledger_format import Entry
+from sordino.privacy.levels import LEVELLED
 from sordino.privacy.planning import COMPOSITIONS, caps, check_repeated, check_room, filter_order, payable, planned
 from sordino.privacy.rolls import Rolls
 from sordino.privacy.types import RECORD, Adjacency, Budget, check_promised
@@ -59,13 +61,15 @@ class Ledger(Rolls):
         accountant: str = "pld",
         simulated: bool = False,
         composition: str | None = None,
+        owner: str = "",
     ) -> None:
         """Open an account, or find it as it should be. Another budget than the recorded one is refused.
 
         ``composition``: ``declared`` (default), what is declared before the first release by the accountant and later
         plans by a filter, if the first leave room for one; ``filter``, everything by a filter, at 4 to 14 % more noise.
+        ``owner``: whose records these are, where it is the account of a group of them.
         """
-        self.open_accounts({client: budget}, accountant, simulated, composition)
+        self.open_accounts({client: budget}, accountant, simulated, composition, {client: owner} if owner else {})
 
     def open_accounts(
         self,
@@ -73,8 +77,9 @@ class Ledger(Rolls):
         accountant: str = "pld",
         simulated: bool = False,
         composition: str | None = None,
+        owners: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """Open many accounts in one transaction."""
+        """Open many accounts in one transaction; ``owners``: of accounts of groups of records, whose they are."""
         if composition not in (None, *COMPOSITIONS):
             raise BadInput(f"composition {composition!r} is unknown: use one of {', '.join(COMPOSITIONS)}")
         usable = [a for a in accounting.ACCOUNTANTS if a not in _PICK_NOISE_ONLY]
@@ -90,6 +95,11 @@ class Ledger(Rolls):
                     draft.add("restated", {"adjacency": str(budget.adjacency)}, client=client)
                 elif known is not None:
                     _check_same(known, budget, accountant, simulated, composition)
+                    if known.owner != owners.get(client, ""):
+                        told = (
+                            f"of some of {known.owner!r}'s records" if known.owner else "of all of a client's records"
+                        )
+                        raise BadInput(f"{client!r} is the account {told} in this ledger: keep a new ledger")
                 else:
                     check_promised(budget.adjacency)
                     bound = self._file.book.bindings
@@ -105,6 +115,7 @@ class Ledger(Rolls):
                         "adjacency": str(budget.adjacency),
                         "accountant": accountant,
                         "simulated": bool(simulated),
+                        **({"owner": owners[client]} if client in owners else {}),
                         **({} if budget.unit == RECORD else {"unit": budget.unit}),
                     }
                     draft.add("account", body, client=client)
@@ -390,7 +401,14 @@ class Ledger(Rolls):
                 "go from training to held-out or back; records with ids (data.id) can be bound anew"
             )
         salt = secrets.token_bytes(32)
-        body = {"site": site, "commitment": commit(salt), "salt": salt.hex(), "reason": reason, "officer": officer}
+        commitment = commit(salt)
+        if any(LEVELLED in one for one in (commitment, *(known.commitment for known in self.bindings()))):
+            raise BadInput(
+                f"{self.path}: records with levels of consent cannot be bound anew, for nobody could tell whether one "
+                "went to another level, which it has for life; put the old records back, or keep a new ledger for "
+                "records of other people"
+            )
+        body = {"site": site, "commitment": commitment, "salt": salt.hex(), "reason": reason, "officer": officer}
         with self._file.transaction() as draft:
             book = self._file.book
             known = [book.bindings[-1].account] if book.bindings else _deployed(book)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from sordino.privacy.book import number
 from sordino.privacy.ledger import Ledger
 from sordino.privacy.living import JOINED, RETURNED, WITHDRAWN, Life, cohort_of, is_held, since
+from sordino.privacy.words import epsilon_in_words
 
 KEPT = (
     "What was released while a {unit} was here stays released. It is covered by the epsilon of that time, above; if it "
@@ -64,12 +65,10 @@ def _counted(life: Life, cohort: int) -> dict[str, Any]:
     return {"cohort": cohort, "since": first, "joined": total[JOINED], "away": away}
 
 
-def lives_in_words(
-    life: dict[str, Any] | None, of: Mapping[str, str], figure: Callable[[float | None], str]
-) -> list[str]:
+def lives_in_words(life: dict[str, Any] | None, of: Mapping[str, str]) -> list[str]:
     """The cohorts and what each has spent; who of this one came and went, and in which runs it was.
 
-    ``of``: the words for a unit and for several; ``figure``: how an ε is written.
+    ``of``: the words for a unit and for several.
     """
     if life is None:
         return []
@@ -77,10 +76,10 @@ def lives_in_words(
     for one in life["cohorts"]:
         which = "  (this account)" if one["cohort"] == life["cohort"] else ""
         count = f"{one['joined']} {of['unit' if one['joined'] == 1 else 'units']}, {one['away']} of them away"
-        told = f"epsilon {figure(one['spent_epsilon'])} spent{which}"
+        told = f"epsilon {epsilon_in_words(one['spent_epsilon'])} spent{which}"
         lines.append(f"  cohort {one['cohort']}, since {one['since']}: {count}; {told}")
     lines += ["", f"Cohort {life['cohort']}, training and held-out together:"]
     for one in life["changes"]:
-        then = f", when epsilon {figure(one['epsilon'])} was spent" if "epsilon" in one else ""
+        then = f", when epsilon {epsilon_in_words(one['epsilon'])} was spent" if "epsilon" in one else ""
         lines.append(f"  {one['time']}: {one['count']} {one['what']}{then}")
     return lines + [f"  in run {one['run']}, among {one['count']} {of['units']}" for one in life["runs"]]

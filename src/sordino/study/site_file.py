@@ -20,7 +20,7 @@ from torch import Tensor
 from sordino.client.rows import Records
 from sordino.data.budgets import LARGE
 from sordino.data.encode import delimiter_of, read_table, unit_ids
-from sordino.data.own import kind_of, load_folder, schema_beside
+from sordino.data.own import kind_of, load_folder, read_words, schema_beside
 from sordino.data.schema import Schema, parse_schema, word
 from sordino.data.survey import Places, Survey, places, read_raw
 from sordino.data.units import UNIT_NAME, kept, members, numbered
@@ -36,6 +36,7 @@ from sordino.engine.federation.surveying import Raw
 from sordino.errors import BadInput, SordinoError
 from sordino.privacy.generators import Source
 from sordino.privacy.ledger import Ledger
+from sordino.privacy.levels import Consent, check_levels
 from sordino.privacy.living import canonical
 from sordino.privacy.types import RECORD, Adjacency, Budget, check_promised
 from sordino.study.deploy import schema_hash
@@ -82,19 +83,30 @@ class SiteData(Section):
 
 
 class SiteBudget(Section):
-    """``[budget]``: what may be spent in all, over all runs, and where that is kept."""
+    """``[budget]``: what may be spent in all, over all runs, and where that is kept.
 
-    epsilon: float = Field(gt=0)
+    ``levels``: in place of ``epsilon``, ε by level of consent; ``column`` of the file says which level a record has.
+    """
+
+    epsilon: float | None = Field(default=None, gt=0)
     delta: float = Field(gt=0, lt=1)
     adjacency: Literal["zero-out", "add-remove", "replace-one"] = "zero-out"
     composition: Literal["declared", "filter"] | None = None
     ledger: str = "ledger.db"
+    column: str | None = None
+    levels: dict[str, float] | None = None
 
     def promised(self) -> Budget:
-        """ε, δ and adjacency; refuses an adjacency that cannot be promised."""
+        """ε, δ and adjacency, of the strictest level where there are several; refuses what cannot be promised."""
         adjacency = Adjacency.parse(self.adjacency)
         check_promised(adjacency)
-        return Budget(self.epsilon, self.delta, adjacency)
+        if (self.levels is None) is not (self.column is None):
+            raise BadInput("budget.levels and budget.column go together: ε by level, and the column that says which")
+        if (self.levels is None) is (self.epsilon is None):
+            raise BadInput("say budget.epsilon, or budget.levels with ε by level of consent: one of the two")
+        epsilon = self.epsilon if self.levels is None else min(check_levels(self.levels, "budget.levels").values())
+        assert epsilon is not None
+        return Budget(epsilon, self.delta, adjacency)
 
 
 class Limits(Section):
@@ -253,11 +265,15 @@ class SiteFile(Section):
         before = version_of(self.at(self.data.path))
         if self.data.living and self._column is None:
             raise BadInput("data.living: people are known by a column of the file: name it as data.id, or data.unit")
+        if self.data.living and self.budget.levels is not None:
+            raise BadInput(
+                "levels of consent and living data do not go together yet: leave budget.levels or data.living"
+            )
         budget = replace(self.budget.promised(), unit=self.unit)
         (records, declared), folder = self.records(), self.at(self.site.folder)
         folder.mkdir(parents=True, exist_ok=True)
         with Ledger(self.at(self.budget.ledger)) as ledger:
-            name, purse = check_name(self.site.name), Purse(budget, ledger, self.budget.composition)
+            name, purse = check_name(self.site.name), Purse(budget, ledger, self.budget.composition, self.consent())
             check_living(ledger, self.data.living)
             roll = self._roll(ledger, records, before) if self.data.living else None
             held = self.held(ledger, len(records))
@@ -278,6 +294,19 @@ class SiteFile(Section):
             ledger.bind(check_name(self.site.name), commit_to(ledger, where, records, False))
         listed = None if self.data.withdrawn is None else self.at(self.data.withdrawn)
         return called(ledger, str(self._column), spelt, listed)
+
+    def consent(self) -> Consent | None:
+        """Which unit has which level of consent, in the order of ``records``; None where all have one budget."""
+        levels, column, where = self.budget.levels, self.budget.column, self.at(self.data.path)
+        if levels is None or column is None:
+            return None
+        if self._blank:
+            consent, table = Consent.of_words(read_words(where, column), levels, "budget.levels"), self._blank_units()
+            return consent if table is None else consent.of_units(table.numpy())
+        raw = self.data.table_schema or schema_beside(where)
+        dataset = load_folder(where, raw, "null", [column])
+        consent = Consent.of_words(dataset.words[column], levels, "budget.levels")
+        return consent if dataset.units is None else consent.of_units(members(dataset.units))
 
     def _raw(self, ledger: Ledger) -> Raw:
         """How a survey reads the held-out records: from the file, as they are, parted anew by the ledger's key."""
@@ -355,7 +384,8 @@ class SiteFile(Section):
             raise BadInput(f"there is no ledger at {where}: a new one is tied to its site when it is first used")
         with Ledger(where) as ledger:
             name = check_name(self.site.name)
-            return ledger.rebind(name, commit_to(ledger, self.at(self.data.path), records, False), reason, officer)
+            own, consent = commit_to(ledger, self.at(self.data.path), records, False), self.consent()
+            return ledger.rebind(name, own if consent is None else consent.committed(own), reason, officer)
 
 
 def read_site(path: Path) -> SiteFile:
@@ -376,8 +406,9 @@ def read_site(path: Path) -> SiteFile:
     said = found.budget.promised().epsilon  # what cannot be promised is refused before records are read
     if said == math.inf:
         log.warning("NOT PRIVATE: budget.epsilon = inf says that this site's records are public")
-    elif said > LARGE:
+    elif max([said, *(found.budget.levels or {}).values()]) > LARGE:
         log.warning(
-            "budget.epsilon = %g promises next to nothing: promises that mean something are about 0.1 to 10", said
+            "[budget] promises ε = %g, next to nothing: promises that mean something are about 0.1 to 10",
+            max([said, *(found.budget.levels or {}).values()]),
         )
     return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -98,22 +98,23 @@ def sealed(parts: Mapping[str, Release]) -> dict[str, Tensor]:
     return {name: one.value for name, one in parts.items()}
 
 
-def told_spent(ledger: Ledger, run: str, training: Sequence[str], held: Sequence[str] = ()) -> dict[str, Any]:
+def told_spent(ledger: Ledger, run: str, training: Mapping[str, str], held: Sequence[str] = ()) -> dict[str, Any]:
     """What a site says in the end, by public counts: what its accounts have spent, and what this run released.
 
-    A record is in one of the two parts, and in one of a part's accounts, so its ε is at most the largest of theirs.
-    Held-out records are asked with all of the site's own noise: what is said of whom the promise holds against follows
-    from training.
+    ``training``: the accounts of training records, and what is said of each after the name of a release: the level of
+    consent, where there are several. A record is in one of all accounts, so the largest ε holds for any. Held-out
+    records are asked with all of the site's own noise: what is said of whom the promise holds against follows from
+    training.
     """
-    accounts = [*training, *held]
-    released = [
-        {"what": e.what + said, "rate": e.sampling.rate, "noise": e.noise, "count": e.count}
-        for part, said in ((training, ""), (held, OF_HELD))
-        for e in dict.fromkeys(e for one in part for e in ledger.run_events(one, run))  # cohorts pay for it alike
+    said = {**training, **dict.fromkeys(held, OF_HELD)}
+    accounts = list(said)
+    events = dict.fromkeys((e, after) for one, after in said.items() for e in ledger.run_events(one, run))
+    released = [  # cohorts pay for a release alike: it is told once
+        {"what": e.what + after, "rate": e.sampling.rate, "noise": e.noise, "count": e.count} for e, after in events
     ]
     spent, here, own = ledger.epsilon(accounts), ledger.epsilon(accounts, run), ledger.own_epsilon(accounts)
-    first = next((one for one in training if ledger.run_events(one, run)), training[0])
-    parts = {"training_epsilon": training, "held_epsilon": held}
+    first = next((one for one in training if ledger.run_events(one, run)), accounts[0])
+    parts: dict[str, Iterable[str]] = {"training_epsilon": training, "held_epsilon": held}
     return {
         "releases": released,
         "spent_epsilon": max(spent.values()),
@@ -121,6 +122,7 @@ def told_spent(ledger: Ledger, run: str, training: Sequence[str], held: Sequence
         "replace_one_epsilon": max(ledger.replace_one_epsilon(one) for one in accounts),
         "own_epsilon": max(own.values()),
         **({key: max(spent[one] for one in part) for key, part in parts.items()} if held else {}),
+        **({"levels": {said[one]: [spent[one], here[one]] for one in training}} if any(training.values()) else {}),
         "against": asdict(ledger.against(first)),
         "composition": ledger.composition(first),
         "not_private": list(dict.fromkeys(mark for one in accounts for mark in ledger.account(one).not_private)),

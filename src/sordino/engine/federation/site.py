@@ -22,6 +22,7 @@ from sordino.client.turn import answer, take_turn
 from sordino.engine.devices import threads_for_step
 from sordino.engine.federation import wire
 from sordino.engine.federation.attending import Attendance, Party, Roll, check_living
+from sordino.engine.federation.consent import commitment_of, levels_to_plain, offered_levels, trained_levels
 from sordino.engine.federation.held import parted
 from sordino.engine.federation.job import Job, Understood, accept, canonical, safe, understand
 from sordino.engine.federation.judged import Task, accept_task, check_request, own_weights, verdict
@@ -37,11 +38,12 @@ from sordino.engine.federation.taking_part import TakingPart
 from sordino.engine.federation.wire import Packet, pack, unpack, whole
 from sordino.errors import BadInput, BudgetRefused, SordinoError
 from sordino.methods import Method
-from sordino.privacy.drawing import Members, draw_batches
+from sordino.privacy.drawing import draw_batches
 from sordino.privacy.gate import Gate, Permit, Terms
 from sordino.privacy.generators import Secret, Source, Turn
 from sordino.privacy.held import HELD
 from sordino.privacy.ledger import Commit, Ledger, LedgerPlan
+from sordino.privacy.levels import Consent, present
 from sordino.privacy.types import Budget, Release
 from sordino.server.broadcast import Frame, check_broadcast
 
@@ -50,11 +52,15 @@ log = logging.getLogger("sordino.site")
 
 @dataclass(frozen=True)
 class Purse:
-    """What a site may spend in all, the ledger that keeps count, and how runs compose in it (None: as it was)."""
+    """What a site may spend in all, the ledger that keeps count, and how runs compose in it (None: as it was).
+
+    ``consent``: where records have levels of their own, which of them has which; ``budget`` is then the strictest's.
+    """
 
     budget: Budget
     ledger: Ledger
     composition: str | None = None
+    consent: Consent | None = None
 
 
 class Site:
@@ -102,13 +108,21 @@ class Site:
         self.offered = budget if most is None else replace(budget, epsilon=min(most, budget.epsilon))
         self.source = Secret() if source is None else source
         self.raw = raw
-        self.members: Members | None = None
-        self.account = ledger.bind(name, commit or (lambda salt: commitment(records, salt)))
+        if roll is not None and purse.consent is not None:
+            raise BadInput(
+                "levels of consent and living data do not go together yet: leave budget.levels or data.living"
+            )
+        own = commit or (lambda salt: commitment(records, salt))
+        self.account = ledger.bind(name, commitment_of(ledger, purse.consent, own))
+        levels, self.members = trained_levels(purse.consent, budget, held)
+        self.declared = replace(self.declared, levels=offered_levels(levels, most))
         self.attendance = Attendance.of(ledger, self.account, len(records), held, roll)
-        accounts = [one for part in self.attendance.accounts for one in part]
-        ledger.open_accounts(dict.fromkeys(accounts, budget), composition=purse.composition)
-        for one in accounts if source is not None else ():
-            ledger.mark_not_private(one, "a generator was injected at the site: a test, not a deployment")
+        self.levelled = {self.account + one.suffix: one.budget for one in present(levels)}
+        for one in (one for part in self.accounts for one in part):
+            owner = self.account if one in self.levelled else ""
+            ledger.open_account(one, self.levelled.get(one, budget), composition=purse.composition, owner=owner)
+            if source is not None:
+                ledger.mark_not_private(one, "a generator was injected at the site: a test, not a deployment")
         self._seen: list[tuple[nn.Module, Records, Records]] = []
         self._accepted = lru_cache(maxsize=4)(Pact.accept)
         self._understood = lru_cache(maxsize=4)(lambda text: understand(text, self.policy, self.declared, self.budget))
@@ -159,6 +173,7 @@ class Site:
             "delta": self.offered.delta,
             "adjacency": str(self.offered.adjacency),
             **({} if self.held is None else {"held": declared.held}),
+            **({"levels": levels_to_plain(declared.levels)} if declared.levels else {}),
         }
         try:
             trust = None
@@ -176,6 +191,16 @@ class Site:
             return pack(Packet(wire.REFUSED, {**facts, "reason": str(error), "budget": False}))
         log.info("study %r of run %s: this site would take part", brief.get("name"), brief.get("run"))
         return pack(Packet(wire.FACTS, facts))
+
+    @property
+    def accounts(self) -> list[list[str]]:
+        """The accounts of training records, and those of held-out ones where there are some."""
+        return [list(self.trained), *self.attendance.accounts[1:]]
+
+    @property
+    def trained(self) -> dict[str, Budget]:
+        """The accounts of training records, by level of consent or by cohort, and what each was opened with."""
+        return self.levelled or dict.fromkeys(self.attendance.accounts[0], self.budget)
 
     def declared_in(self, run: str) -> Declared:
         """What this site says about its records in a run; where they come and go, of those who take part in it."""
@@ -357,16 +382,18 @@ class Site:
         erase_key(self._key_file(run))
         self._accepted.cache_clear()  # it holds the key too
         known = {one.client for one in self.ledger.accounts()}  # another process may just have noted a cohort
-        parts = [[one for one in part if one in known] for part in self.attendance.accounts]
-        own = [one for part in parts for one in part]
+        trained, *held = [[one for one in part if one in known] for part in self.accounts]
+        own = [one for part in (trained, *held) for one in part]
         declared = [one for one in own if any(standing.plan.run == run for standing in self.ledger.standings(one))]
         if not declared:
             return pack(Packet(wire.FACTS, {"name": self.name}))
         for one in declared:
             self.ledger.close_plan(one, run)
             self.ledger.forget(one, run)
-        spent = told_spent(self.ledger, run, *parts)
-        log.info("run %s is over: ε %.4g of %g spent", run, spent["spent_epsilon"], self.budget.epsilon)
+        said = {one: one.removeprefix(self.account) if one in self.levelled else "" for one in trained}
+        spent = told_spent(self.ledger, run, said, *held)
+        most_of_all = max(budget.epsilon for budget in self.trained.values())
+        log.info("run %s is over: ε %.4g of %g spent", run, spent["spent_epsilon"], most_of_all)
         return pack(Packet(wire.FACTS, {"name": self.name, **spent}))
 
     def _inputs(self, job: Job, packet: Packet) -> tuple[dict[str, Any], Release]:
@@ -389,7 +416,7 @@ class Site:
         method, work = understood.method, understood.work
         run = safe(str(brief["run"]))
         declared = self.declared_in(run)
-        plan = accept(self.name, offer, method, self.policy, declared, self.offered)
+        plan = accept(self.account, offer, method, self.policy, declared, self.offered)
         if self.attendance.lives and any(one.groups for one in (plan.terms, *plan.asks)):
             raise Refused("records that come and go are sampled alike here: a request cannot name groups of them")
         pact = self._pact(packet, method, declared)
@@ -398,8 +425,7 @@ class Site:
             terms, *asks = pact.told([plan.terms, *plan.asks], widths)
             plan = replace(plan, terms=terms, asks=tuple(asks))
             pact.check_offer([terms, *asks])
-        events, turns = plan.declaration()
-        plans = [LedgerPlan(self.account, run, events, turns)]
+        plans = [LedgerPlan(account, run, *told) for account, told in plan.declaration().items()]
         party, payable = self.agree(plans, not_private=_without_noise(method, run))
         terms, *asks = (replace(one, payers=party.payers) for one in (plan.terms, *plan.asks))
         plan = replace(plan, terms=terms, asks=tuple(asks))
@@ -412,6 +438,8 @@ class Site:
         trust = shared_trust(brief)
         if trust is None:
             return None
+        if self.declared.levels:
+            raise Refused("this site's records have levels of consent, and its noise is its own: it shares none yet")
         public, run = self.offered.is_public, str(brief["run"])
         peers = check_willing(trust, method, self.policy, self.peers, public)
         try:

@@ -58,7 +58,7 @@ def check_terms(policy: Policy, terms: Terms, budget: Budget) -> None:
     """Refuse anything but one release of one part from a full batch, with the noise that this site insists on."""
     if [name for name, _ in terms.parts] != [PART] or terms.sampling.scheme is not Scheme.FULL or terms.count != 1:
         raise Refused("a survey is one release of its tables, from all held-out records")
-    if terms.divisor != 1.0 or terms.shared is not None:
+    if terms.divisor != 1.0 or terms.shared is not None or terms.groups:
         raise Refused("a survey releases counts, with noise of the site's own")
     if terms.adjacency is not budget.adjacency:
         raise Refused(f"the survey accounts under {terms.adjacency}, this site's budget is under {budget.adjacency}")
