@@ -345,6 +345,11 @@ class Federation:
         """The shape of one record."""
         return tuple(self.x.shape[1:])
 
+    def by_record(self) -> Federation:
+        """The same clients and records, every record a unit of its own; for comparison. Budgets are to be set anew."""
+        train = [np.sort(self.records_of(part)) for part in self.train]
+        return replace(self, units=None, unit_name=RECORD, train=train, budgets=None, consent=None)
+
     def held_out(self, share: float, seed: int) -> tuple[Federation, tuple[Index, ...]]:
         """The clients without a share of their training units, and each client's units that were taken.
 
