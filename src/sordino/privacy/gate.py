@@ -86,7 +86,8 @@ class Terms:
     ONE event with z_eff = (Σ z⁻²)^(-1/2) (R4). ``divisor`` is the expected batch size q·n (R2). ``shared``: how sites
     share the noise; z is then what protects the client in the sum of all, of which it adds its own share, and
     ``common`` has the lattice of every part. ``groups``: where records fall into groups with accounts and rates of
-    their own (``privacy.groups``); the rate of ``sampling`` is then the mean one.
+    their own (``privacy.groups``); the rate of ``sampling`` is then the mean one. ``payers``: what the accounts are
+    called, after the client's own, that pay for it alike, each for its own records (``privacy.living``).
     """
 
     sampling: Sampling
@@ -97,6 +98,7 @@ class Terms:
     shared: Shared | None = None
     common: tuple[Common, ...] = ()
     groups: tuple[Group, ...] = ()
+    payers: tuple[str, ...] = ("",)
 
     def __post_init__(self) -> None:
         if not (self.divisor > 0 and math.isfinite(self.divisor)):
@@ -120,8 +122,9 @@ class Terms:
     def events(self) -> dict[str, Event]:
         """What the ledger charges for one turn, by what the account is called after the client's own."""
         if not self.groups:
-            return {"": self.event}
-        return {one.suffix: self._event(Sampling(self.sampling.scheme, one.rate)) for one in self.groups}
+            return dict.fromkeys(self.payers, self.event)
+        found = {one.suffix: self._event(Sampling(self.sampling.scheme, one.rate)) for one in self.groups}
+        return {payer + suffix: event for payer in self.payers for suffix, event in found.items()}
 
     def _event(self, sampling: Sampling) -> Event:
         noise = joined(*(z for _, z in self.parts))

@@ -23,7 +23,7 @@ from sordino.privacy.ledger_file import FIELDS, check_payload
 from sordino.privacy.ledger_format import Entry
 from sordino.privacy.levels import LEVELLED
 from sordino.privacy.planning import COMPOSITIONS, caps, check_repeated, check_room, filter_order, payable, planned
-from sordino.privacy.reading import Reading
+from sordino.privacy.rolls import Rolls
 from sordino.privacy.types import RECORD, Adjacency, Budget, check_promised
 
 __all__ = ["Account", "Charge", "Ledger", "LedgerPlan", "Plan"]
@@ -39,7 +39,7 @@ Commit = Callable[[bytes], str]
 _REBIND = "if that is meant, its officer records it: sordino ledger rebind SITE.toml --officer NAME --reason WHY"
 
 
-class Ledger(Reading):
+class Ledger(Rolls):
     """Accounts of one or many clients in one SQLite file. Opens or creates it; use it as a context manager.
 
     Guarantees: a charge that returns is on disk and survives a crash; a charge that would overdraw raises
@@ -316,7 +316,8 @@ class Ledger(Reading):
         """Tie this ledger to one site and its records, or find it tied to them; returns the site's account here.
 
         ``commit(salt)`` is a hash of the records under a secret salt. Another site, or other records, are refused: the
-        same ledger under another name would be a fresh budget for the same records.
+        same ledger under another name would be a fresh budget for the same records. A ledger that knows its records by
+        their ids (``call_roll``) lets them change: each has the account of its own cohort.
         """
         check_names(site=site)
         if not self._book().bindings:
@@ -338,7 +339,7 @@ class Ledger(Reading):
                 f"{self.path} belongs to site {last.site!r}, not to {site!r}: what was spent from these records would "
                 f"not count; {_REBIND}"
             )
-        if commit(bytes.fromhex(last.salt)) != last.commitment:
+        if self._file.book.life is None and commit(bytes.fromhex(last.salt)) != last.commitment:
             raise BadInput(
                 f"the records of site {site!r} are not those that {self.path} was kept for (new, changed or "
                 f"reordered): {_REBIND}"

@@ -8,9 +8,10 @@ from typing import Any
 
 from sordino.privacy import accounting
 from sordino.privacy.book import Binding, Standing, TopUp, number
-from sordino.privacy.held import HELD
 from sordino.privacy.ledger import Ledger
+from sordino.privacy.living import is_held, twin
 from sordino.privacy.statement_levels import levels_in_words, levels_of
+from sordino.privacy.statement_living import KEPT, lives, lives_in_words
 from sordino.privacy.trust import EVERYBODY, Shared, spelt
 from sordino.privacy.types import RECORD, Adjacency, Event, Sampling, Scheme
 from sordino.privacy.words import epsilon_in_words
@@ -136,16 +137,16 @@ def export(ledger: Ledger, clients: list[str] | None = None) -> dict[str, Any]:
 def _parts(ledger: Ledger, names: list[str]) -> dict[str, dict[str, Any]]:
     """By client with held-out records, under both names: what its two accounts have spent, and how they were parted."""
     known = {account.client for account in ledger.accounts()}
-    own = {ledger.account(name).owner or name.removesuffix(HELD) for name in names}
+    own = {ledger.account(name).owner or (twin(name) if is_held(name) else name) for name in names}
     trained: dict[str, list[str]] = {name: [] for name in own}
     for account in ledger.accounts():
         whose = account.owner or account.client
         if whose in trained:
             trained[whose].append(account.client)
-    both = sorted(name for name in own if trained[name] and name + HELD in known)
+    both = sorted(name for name in own if trained[name] and twin(name) in known)
     if not both:
         return {}
-    costs = ledger.epsilon([account for name in both for account in (*trained[name], name + HELD)])
+    costs = ledger.epsilon([account for name in both for account in (*trained[name], twin(name))])
     costs, parted = (
         {name: math.inf if ledger.account(name).not_private else cost for name, cost in costs.items()},
         ledger.parted(),
@@ -155,15 +156,15 @@ def _parts(ledger: Ledger, names: list[str]) -> dict[str, dict[str, Any]]:
         most = max(costs[account] for account in trained[name])
         figures = {
             "training_epsilon": number(most),
-            "held_epsilon": number(costs[name + HELD]),
-            "larger_epsilon": number(max(most, costs[name + HELD])),
+            "held_epsilon": number(costs[twin(name)]),
+            "larger_epsilon": number(max(most, costs[twin(name)])),
             "levels": trained[name] != [name],
             "share": None if parted is None else parted.share,
             "by": None if parted is None else parted.ids or PLACES,
             "since": None if parted is None else parted.time,
         }
         found |= {account: {**figures, "part": "training"} for account in trained[name]}
-        found[name + HELD] = {**figures, "part": "held out"}
+        found[twin(name)] = {**figures, "part": "held out"}
     return found
 
 
@@ -247,6 +248,7 @@ def _statement(
         "bindings": [_told(one, "time", "site", "commitment", "reason", "officer") for one in bindings],
         "since": account.since,
         "held_out": parts,
+        "living": lives(ledger, client),
         "not_covered": [
             *(UNPAID if parts is not None and one is TUNING else one.format(**of) for one in NOT_COVERED),
             *(() if budget.unit == RECORD else (ELSEWHERE.format(**of),)),
@@ -293,7 +295,7 @@ def statement_text(told: dict[str, Any]) -> str:
     """A statement, as ``statement`` gives it, in plain words."""
     of = words_of(told["unit_name"])
     part = "" if told["held_out"] is None else f", {PARTS[told['held_out']['part']].format(**of)}"
-    whose = told["client"].removesuffix(HELD)
+    whose = twin(told["client"]) if part and is_held(told["client"]) else told["client"]
     if told["levels"] is not None:
         whose, part = told["levels"]["of"], f"{part or ', ' + of['units']} of level {told['levels']['level']}"
     lines = [f"Privacy statement of client {whose}{part}"]
@@ -303,7 +305,7 @@ def statement_text(told: dict[str, Any]) -> str:
         lines += ["", f"This is a {SIMULATION}. It protects nobody; it shows what a deployment would spend."]
     lines += ["", *figures_in_words(told), *levels_in_words(told["levels"], of["unit"], of["units"])]
     lines += [*_parts_in_words(told["held_out"], of), *_together_in_words(told)]
-    lines += [*_beside_in_words(told), "", "Released so far:"]
+    lines += [*_beside_in_words(told), *lives_in_words(told["living"], of), "", "Released so far:"]
     lines += [f"  run {r['run']}: {release_in_words(r, told['unit_name'])}" for r in told["releases"]] or ["  nothing"]
     sections = {
         "Planned and still open:": [_plan_in_words(plan) for plan in told["open_plans"]],
@@ -315,6 +317,7 @@ def statement_text(told: dict[str, Any]) -> str:
             + (f", approved by {one['officer']}: {one['reason']}" if one["officer"] else "")
             for one in told["bindings"]
         ],
+        "What cannot be taken back:": [] if told["living"] is None else [f"- {one.format(**of)}" for one in KEPT],
         "Not covered by this statement:": [f"- {item}" for item in told["not_covered"]],
     }
     for title, items in sections.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from sordino.engine.federation.limits import Refused
 from sordino.engine.federation.wire import Packet, pack
 from sordino.privacy.gate import Gate, Permit, Terms, key_of
 from sordino.privacy.generators import Source, Turn
-from sordino.privacy.held import HELD, OF_HELD
+from sordino.privacy.held import OF_HELD
 from sordino.privacy.ledger import Ledger
 from sordino.privacy.types import Release
 
@@ -30,8 +30,8 @@ class Till:
 
     Attributes
     ----------
-    account: of the ledger; that of the records which are read, and of no others. Where they fall into groups, the
-        groups' accounts begin with it.
+    account: of the ledger; that of the records which are read, and of no others. Where they fall into groups or
+        cohorts, all their accounts begin with it.
     private: whether the method adds noise; without it nothing is charged, and every release is noted.
     most: how often a release of one name may be made in the run.
     """
@@ -98,33 +98,31 @@ def sealed(parts: Mapping[str, Release]) -> dict[str, Tensor]:
     return {name: one.value for name, one in parts.items()}
 
 
-def told_spent(ledger: Ledger, run: str, account: str, trained: Sequence[str], held: bool) -> dict[str, Any]:
+def told_spent(ledger: Ledger, run: str, training: Mapping[str, str], held: Sequence[str] = ()) -> dict[str, Any]:
     """What a site says in the end, by public counts: what its accounts have spent, and what this run released.
 
-    ``trained``: the accounts of training records, the site's own or one for every level of consent. A record is in one
-    of all parts, so the largest ε holds for any. Held-out records are asked with all of the site's own noise: what is
-    said of whom the promise holds against follows from training.
+    ``training``: the accounts of training records, and what is said of each after the name of a release: the level of
+    consent, where there are several. A record is in one of all accounts, so the largest ε holds for any. Held-out
+    records are asked with all of the site's own noise: what is said of whom the promise holds against follows from
+    training.
     """
-    said = {one: one.removeprefix(account) for one in trained} | ({account + HELD: OF_HELD} if held else {})
-    accounts, first = list(said), trained[0]
-    released = [
-        {"what": e.what + after, "rate": e.sampling.rate, "noise": e.noise, "count": e.count}
-        for one, after in said.items()
-        for e in ledger.run_events(one, run)
+    said = {**training, **dict.fromkeys(held, OF_HELD)}
+    accounts = list(said)
+    events = dict.fromkeys((e, after) for one, after in said.items() for e in ledger.run_events(one, run))
+    released = [  # cohorts pay for a release alike: it is told once
+        {"what": e.what + after, "rate": e.sampling.rate, "noise": e.noise, "count": e.count} for e, after in events
     ]
     spent, here, own = ledger.epsilon(accounts), ledger.epsilon(accounts, run), ledger.own_epsilon(accounts)
+    first = next((one for one in training if ledger.run_events(one, run)), accounts[0])
+    parts: dict[str, Iterable[str]] = {"training_epsilon": training, "held_epsilon": held}
     return {
         "releases": released,
         "spent_epsilon": max(spent.values()),
         "run_epsilon": max(here.values()),
         "replace_one_epsilon": max(ledger.replace_one_epsilon(one) for one in accounts),
         "own_epsilon": max(own.values()),
-        **(
-            {"training_epsilon": max(spent[one] for one in trained), "held_epsilon": spent[account + HELD]}
-            if held
-            else {}
-        ),
-        **({} if first == account else {"levels": {said[one]: [spent[one], here[one]] for one in trained}}),
+        **({key: max(spent[one] for one in part) for key, part in parts.items()} if held else {}),
+        **({"levels": {said[one]: [spent[one], here[one]] for one in training}} if any(training.values()) else {}),
         "against": asdict(ledger.against(first)),
         "composition": ledger.composition(first),
         "not_private": list(dict.fromkeys(mark for one in accounts for mark in ledger.account(one).not_private)),
