@@ -184,5 +184,6 @@ def test_the_result_the_ledger_and_its_statement_speak_of_patients(tmp_path):
     assert "one patient of this client, with all of its records here" in text
     assert "each patient drawn with probability" in text
     assert "A patient with records at several sites" in text
+    assert "Patient-level (ε, δ)-differential privacy" in done.report(tmp_path / "report.html").read_text()
     wanted = [sd.privacy.epsilon(e.noise, 1e-4, e.sampling.rate, 2 * e.count) for e in spent]
     assert told["several_sites"][0] == {"sites": 2, "epsilon": pytest.approx(wanted[0], rel=1e-3)}
