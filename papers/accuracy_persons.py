@@ -51,7 +51,7 @@ def _consent(row: str, budgets: Mapping[str, Any], clients: int) -> Cell:
         "dp-fedavg",
         {"rounds": 100, "rate": 0.1, "steps": 1, "clip": 1.0, "evaluate": 100},
         budgets,
-        search={"lr": (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4)},
+        search={"lr": (0.2, 0.4, 0.8, 1.6, 3.2, 6.4)},
     )
 
 
@@ -105,7 +105,7 @@ EXPERIMENTS = (
     Experiment(
         name="accuracy/persons",
         title="a person protected against a record, and levels of consent against everybody as strict",
-        cost="12 runs on 73,421 ratings of 1,147 columns, 12 on digits, 52 to choose values; ten minutes on a core",
+        cost="12 runs on 73,421 ratings of 1,147 columns, 12 on digits, 48 to choose values; ten minutes on a core",
         measures=(ACCURACY,),
         published={},
         differs=(
