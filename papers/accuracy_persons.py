@@ -110,7 +110,8 @@ EXPERIMENTS = (
         published={},
         differs=(
             "A table of our own, no paper's. Every row searches one learning rate over the same grid, on seed 100, "
-            "which no cell shows; the rest is alike.",
+            "which no cell shows; the rest is alike. With 0.1 in the grid of digits the strictest row of four clients "
+            "chose it on that one seed and ended at 54.9: the grid without it is kinder to that row.",
             "InstEval: a student's ratings at a department, at most 16, count as one. The row of ratings trains on the "
             "same ratings and is judged by the same ones, so that only what is protected differs. Always answering "
             "'not high' is right for 55 %.",
