@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.box import SIMPLE_HEAD
-from rich.markup import escape
-from rich.table import Table
+from rich.text import Text
 
 from sordino.errors import BadInput, BudgetRefused, Diverged
 from sordino.study.against import named, trust_lines
@@ -22,6 +20,7 @@ from sordino.study.folder import check_kind, check_same
 from sordino.study.many import Point, Studies, Watch, shown_by
 from sordino.study.result import to_json
 from sordino.study.schedule import Scheduler
+from sordino.study.show import Sheet
 
 log = logging.getLogger("sordino.study")
 
@@ -116,18 +115,14 @@ def summary(results: list[dict[str, Any]], labels: Sequence[str] | None = None) 
     return rows
 
 
-def comparison_table(results: list[dict[str, Any]], labels: Sequence[str] | None = None) -> Table:
+def comparison_table(results: list[dict[str, Any]], labels: Sequence[str] | None = None) -> Sheet:
     """The summary as a table for the terminal."""
     rows = summary(results, labels)
     runs = max((row["runs"] for row in rows), default=1)
     title = f"mean ± deviation over {runs} seeds" if runs > 1 else "final figures"
-    table = Table(title=title, header_style="bold", box=SIMPLE_HEAD)
     told = trust_lines(results, labels) + _evaluated(results, labels)
-    if told:
-        table.caption, table.caption_justify = "\n".join(told), "left"
-    for column in ("method", "accuracy", "worst", "loss", "Ψ", "budget", "s"):
-        name = column == "method"
-        table.add_column(column, justify="left" if name else "right", no_wrap=not name or labels is None)
+    columns = ("method", "accuracy", "worst", "loss", "Ψ", "budget", "s")
+    table = Sheet(columns, prose=() if labels is None else ("method",), title=title, notes=told)
 
     def shown(row: dict[str, Any], key: str, percent: bool) -> str:
         if row[key] is None:
@@ -140,7 +135,7 @@ def comparison_table(results: list[dict[str, Any]], labels: Sequence[str] | None
     for row in rows:
         share = row["largest_share_spent"]
         table.add_row(
-            row["method"] if row["private"] else f"{row['method']} [bold red]NOT PRIVATE[/bold red]",
+            Text(row["method"]) if row["private"] else Text(f"{row['method']} ").append("NOT PRIVATE", "bold red"),
             shown(row, "accuracy", True),
             shown(row, "worst_accuracy", True),
             shown(row, "loss", False),
@@ -163,7 +158,7 @@ def _evaluated(results: list[dict[str, Any]], labels: Sequence[str] | None) -> l
         lines[first] += "  ← best by paid evaluation"
         lines.append(
             "every run has a ledger of its own, so together they cost more than any of them says; "
-            + escape("[tune] tries settings under one budget")
+            "[tune] tries settings under one budget"
         )
     return [*(["95 % intervals:"] if lines else []), *lines]
 
