@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import textwrap
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -44,8 +45,10 @@ Settings = Annotated[list[str], typer.Option("--set", help="Put section.key=valu
 
 
 def _say(line: str, apart: bool = False) -> None:
-    """Print a line as it is, never broken; ``apart`` from what stdout holds for a program."""
-    (err_console if apart else out_console).print(line, highlight=False, markup=False, soft_wrap=True)
+    """Print a line, wrapped between words only: a path stays whole; ``apart`` from what stdout holds for a program."""
+    where = err_console if apart else out_console
+    for part in textwrap.wrap(line, where.width, break_long_words=False, break_on_hyphens=False):
+        where.print(part, highlight=False, markup=False, soft_wrap=True)
 
 
 def _report(results: list[dict[str, Any]], path: Path, apart: bool = False) -> None:
@@ -229,7 +232,8 @@ def _conclude(result: dict[str, Any], folder: Path, as_json: bool, as_csv: bool)
 
     apart = as_json or as_csv
     if apart:
-        tell(as_csv, result, summary([result]))
+        rows = summary([result])
+        tell(as_csv, {**result, "summary": rows[0]}, rows)
     else:
         out_console.print(comparison_table([result]))
     if not result["private"]:
