@@ -152,6 +152,9 @@ def run(
     ledger: Annotated[Path | None, typer.Option(help="A ledger that is cumulative over runs.")] = None,
     track: Annotated[str | None, typer.Option(help="Log to tensorboard or mlflow, like study.track.")] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Run a \\[sweep] of any size.")] = False,
+    baselines: Annotated[
+        bool, typer.Option("--baselines", help="Also train every client alone, and all without noise, to compare with.")
+    ] = False,
     stack: Stack = None,
     processes: Processes = 1,
     as_json: AsJson = False,
@@ -176,6 +179,8 @@ def run(
     if resume and not read.sweep and not (folder / "study.json").exists():
         raise BadInput(f"--resume: {folder} holds no run to go on with; leave it out, or name the folder by --out")
     if read.sweep:
+        if baselines or read.study.baselines:
+            raise BadInput("baselines do not go with a [sweep]: run one of its settings with --baselines")
         if ledger:
             raise BadInput("--ledger does not go with a [sweep]: each of its runs has a ledger of its own")
         return _sweep(read, folder, yes, Scheduler(read.study.device, stack, processes), as_json, as_csv)
@@ -195,6 +200,7 @@ def run(
             resume=resume,
             device=read.study.device,
             name=read.study.name,
+            baselines=baselines or read.study.baselines,
             callbacks=[live.watch(shown, read.study.seed, read.planned_rounds), tracked],
             **read.arguments(),
         )

@@ -45,6 +45,12 @@ class Interval:
         unit = np.log1p(over) / math.log1p(width) if self.log else over / width
         return unit if scale == "unit" else 2.0 * unit - 1.0
 
+    def original(self, values: npt.NDArray[np.floating], scale: str) -> npt.NDArray[np.float64]:
+        """The inverse of ``scaled``: numbers as the file has them. Beyond the range it goes on as it is inside."""
+        unit = values.astype(np.float64) if scale == "unit" else (values.astype(np.float64) + 1.0) / 2.0
+        width = self.high - self.low
+        return self.low + (np.expm1(unit * math.log1p(width)) if self.log else unit * width)
+
 
 @dataclass(frozen=True)
 class Schema:

@@ -104,6 +104,8 @@ class Session:
         study = {**({} if name is None else {"name": name}), **self.ready.study}
         study |= {"auto": list(plan.why)} if plan.why else {}
         result = build_result(study, self.setup, state, self.book, self.run, self.ready.seed)
+        if self.ready.baselines is not None:
+            result["baselines"] |= self.ready.baselines()
         if self.book is not None:
             self.book.close_run(self.run)
         return Run(result, state.chosen.detach().cpu(), self.ready.template, self._personal())
