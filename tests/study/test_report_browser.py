@@ -298,3 +298,22 @@ def test_a_large_comparison_opens_in_under_two_seconds(browser, tmp_path):
     page.wait_for_function(browsing.READY)
     assert all(count >= (2 if name == "spectrum" else 3) for name, count in page.evaluate(COUNT).items())
     page.close()
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_baselines_and_figures_of_two_classes_fit_a_desk_and_a_phone(browser, tmp_path, width):
+    results = [fixture.with_baselines(one) for one in fixture.comparison(seeds=(0, 1))]
+    for one in results:
+        one["final"] |= {"auc": 0.91, "sensitivity": 0.75, "specificity": 0.5, "confusion": [[500, 150], [200, 600]]}
+    page, seen = browsing.opened(browser, report.write(results, tmp_path / "baselines.html"), width=width, height=844)
+    assert widest(page) == width
+    assert seen.complaints == []
+    beyond = "(n) => n.getBoundingClientRect().right > innerWidth && !n.closest('.scroll')"
+    assert page.evaluate(f"[...document.querySelectorAll('main *')].filter({beyond}).map((n) => n.className)") == []
+    inside = "(id) => ((box) => box.scrollWidth - box.clientWidth)(document.getElementById(id).closest('.scroll'))"
+    for table in ("t-good", "t-confusion", "t-compared", "t-compared-clients"):
+        assert width < 1280 or page.evaluate(inside, table) <= 0, f"{table} is whole on a desk"
+    lines = "[...document.querySelectorAll('#t-compared-clients td.name')].map((n) => n.getClientRects().length)"
+    assert set(page.evaluate(lines)) == {1}
+    assert page.locator("#t-compared tbody tr").count() == 2 * len(METHODS)
+    page.close()

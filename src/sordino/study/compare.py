@@ -24,6 +24,13 @@ from sordino.study.show import Sheet
 
 log = logging.getLogger("sordino.study")
 
+BASELINES = {
+    "majority": "each client's majority class",
+    "alone": "its own data alone at the same ε",
+    "ceiling": "together without noise",
+}
+"""What an accuracy is compared with, in words (``study.baselines``)."""
+
 
 def compare(study: Study, out: Path, watch: Watch | None = None, how: Scheduler | None = None) -> list[dict[str, Any]]:
     """Run every method with every seed; finished runs in ``out`` are taken as they are, interrupted ones go on.
@@ -109,6 +116,10 @@ def summary(results: list[dict[str, Any]], labels: Sequence[str] | None = None) 
             for p in r["privacy"]
             if math.isfinite(p["epsilon"] or math.inf)
         ]
+        for key in BASELINES:
+            found = [(r.get("baselines") or {}).get(key) or {} for r in runs]
+            values = [one["accuracy"] for one in found if one.get("accuracy") is not None]
+            row[f"{key}_accuracy"] = float(np.mean(values)) if values else None
         row["largest_share_spent"] = max(shares) if shares and row["private"] else None
         row["seconds"] = float(np.mean([r["seconds"] for r in runs]))
         rows.append(row)
@@ -120,7 +131,7 @@ def comparison_table(results: list[dict[str, Any]], labels: Sequence[str] | None
     rows = summary(results, labels)
     runs = max((row["runs"] for row in rows), default=1)
     title = f"mean ± deviation over {runs} seeds" if runs > 1 else "final figures"
-    told = trust_lines(results, labels) + _evaluated(results, labels)
+    told = trust_lines(results, labels) + _evaluated(results, labels) + _compared(rows)
     columns = ("method", "accuracy", "worst", "loss", "Ψ", "budget", "s")
     table = Sheet(columns, prose=() if labels is None else ("method",), title=title, notes=told)
 
@@ -144,6 +155,19 @@ def comparison_table(results: list[dict[str, Any]], labels: Sequence[str] | None
             f"{row['seconds']:.1f}" if row["seconds"] >= 1 else f"{row['seconds']:.2g}",
         )
     return table
+
+
+def _compared(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """What accuracies are compared with, by an observer: once where it is the same for all rows."""
+    lines = {}
+    for row in rows:
+        known = [
+            (words, row[f"{key}_accuracy"]) for key, words in BASELINES.items() if row[f"{key}_accuracy"] is not None
+        ]
+        lines[row["method"]] = ", ".join(f"{words} {100 * value:.1f} %" for words, value in known)
+    if len(set(lines.values())) == 1:
+        return [f"compare with: {line}" for line in set(lines.values()) if line]
+    return [f"compare {name} with: {line}" for name, line in lines.items() if line]
 
 
 def _evaluated(results: list[dict[str, Any]], labels: Sequence[str] | None) -> list[str]:

@@ -14,12 +14,20 @@ from sordino.study.report.gather import GROUPS, Group, SeedRun
 from sordino.study.report.numbers import SeedMean, finite, finites, spread
 
 NAMES = {
-    "majority": "Majority class",
-    "mean": "Mean of its targets",
-    "alone": "Own data alone, same ε",
-    "ceiling": "Together, no noise",
+    "majority": "Majority",
+    "mean": "Mean",
+    "alone": "Alone",
+    "ceiling": "No noise",
 }
 """The baselines of ``result["baselines"]``, and what stands above them."""
+
+WORDS = {
+    "majority": "always answering the client's most frequent class",
+    "mean": "always answering the mean of the client's targets",
+    "alone": "the client's own data alone at the same ε",
+    "ceiling": "everybody together without noise and clipping",
+}
+"""The same in words."""
 
 PASSED = ("majority", "mean", "alone")
 """Baselines that a model should be better than."""
@@ -39,7 +47,8 @@ def section(groups: Sequence[Group]) -> dict[str, Any] | None:
     return {
         "share": any("majority" in one for _, runs in told for one in runs),
         "heads": [f"#{NAMES[name]}" for name in names],
-        "gaps": [f"#Better than {NAMES[name].split(',')[0].lower()}" for name in passed],
+        "gaps": [f"#Over {NAMES[name].lower()}" for name in passed],
+        "legend": "; ".join(f"{NAMES[name]}: {WORDS[name]}" for name in names),
         "asked": "alone" in names or "ceiling" in names,
         "rows": [row for group, runs in told for row in _rows(group, runs, names, passed)],
         "clients": [row for group, runs in told for row in _clients(group, runs, names)],
@@ -142,16 +151,11 @@ def _sentences(group: Group, runs: Sequence[Figures], passed: Sequence[str]) -> 
         if not known:
             continue
         inside = [gap > 0 for client, gap in known.items() if client in strict]
-        told = f"{group.label}: better than {WORDS[name]} for {sum(gap > 0 for gap in known.values())} of {len(known)}"
-        lines.append(told + (f" clients, {sum(inside)} of the {len(inside)} strictest." if inside else " clients."))
+        better, even = sum(gap > 0 for gap in known.values()), sum(gap == 0 for gap in known.values())
+        told = f"{group.label}: better than {WORDS[name]} for {better} of {len(known)} clients"
+        told += f" and as good for {even}" if even else ""
+        lines.append(told + (f"; better for {sum(inside)} of the {len(inside)} strictest." if inside else "."))
     return lines
-
-
-WORDS = {
-    "majority": "always answering the client's most frequent class",
-    "mean": "always answering the mean of the client's targets",
-    "alone": "the client's own data alone at the same ε",
-}
 
 
 def _failed(group: Group) -> list[str]:
