@@ -154,3 +154,9 @@ def test_baselines_are_asked_for_in_a_study_or_by_an_option(in_folder, tmp_path)
     assert in_folder("run", "study.toml", *off, "--out", "three")[0] == 0
     found = [json.loads((tmp_path / name / "result.json").read_text())["baselines"] for name in ("one", "two", "three")]
     assert [set(one) - {"covered"} for one in found] == [{"majority", "alone", "ceiling"}] * 2 + [{"majority"}]
+    assert in_folder("run", "study.toml", *off, "--out", "three", "--resume", "--baselines")[0] == 0
+    later = json.loads((tmp_path / "three" / "result.json").read_text())
+    first = json.loads((tmp_path / "one" / "result.json").read_text())
+    assert later["baselines"] == found[0], "a finished run gets them later"
+    assert later["checksum"] == first["checksum"]
+    assert later["privacy"] == first["privacy"]
