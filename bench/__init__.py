@@ -13,13 +13,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from rich.table import Table
 
 from bench import growth as growth
 from bench import peers as all_peers
 from bench import workloads
 from bench.memory import peak_memory
 from sordino._version import __version__
+from sordino.study.show import Sheet
 
 Show = Callable[[str], None]
 
@@ -81,17 +81,15 @@ def about(repeats: int) -> dict[str, Any]:
     }
 
 
-def comparison(found: dict[str, Any]) -> Table:
+def comparison(found: dict[str, Any]) -> Sheet:
     """The figures as a table: seconds, ratio over plain PyTorch with its spread, memory."""
     meta = found["_meta"]
     title = f"one round each, median of {meta['repeats']}, {meta['threads']} threads, torch {meta['torch']}"
-    table = Table(title=title, header_style="bold")
-    for column in ("work", "peer", "seconds", "over plain", "spread", "peak MB"):
-        table.add_column(column, justify="left" if column in ("work", "peer") else "right")
+    table = Sheet(("work", "peer", "seconds", "over plain", "spread", "peak MB"), left=("peer",), title=title)
     for name, row in found.items():
         for peer, ratio in row.get("ratios", {}).items():
             table.add_row(
-                f"{name}: {row['work']}" if peer == "sordino" else "",
+                f"{name}: {row['work']}" if peer == "sordino" else name,
                 peer,
                 f"{row[peer]:.2f}",
                 f"{ratio['median']:.2f}×",
@@ -99,6 +97,21 @@ def comparison(found: dict[str, Any]) -> Table:
                 f"{row['peak_mb'][peer]:.0f}" if peer in row.get("peak_mb", ()) else "–",
             )
     return table
+
+
+def rows(found: dict[str, Any]) -> list[dict[str, Any]]:
+    """The figures of ``comparison``, unrounded: a row for every workload and peer."""
+    return [
+        {
+            "work": name,
+            "peer": peer,
+            "seconds": row[peer],
+            **{f"ratio_{key}": ratio[key] for key in ("median", "min", "max")},
+            "peak_mb": row.get("peak_mb", {}).get(peer),
+        }
+        for name, row in found.items()
+        for peer, ratio in row.get("ratios", {}).items()
+    ]
 
 
 def to_text(found: dict[str, Any]) -> str:

@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich.table import Table
 
 from bench import ours, workloads
 from bench.memory import added
 from sordino.engine.mapped import make_records
 from sordino.errors import SordinoError
+from sordino.study.show import Sheet
 
 RECORDS = 60
 """Records of a client where the number of clients grows."""
@@ -110,15 +110,18 @@ def _random_file(path: Path, count: int, shape: tuple[int, ...]) -> np.ndarray[A
     return found
 
 
-def growth_table(found: dict[str, Any]) -> Table:
+def growth_table(found: dict[str, Any]) -> Sheet:
     """The points as a table, with the cost of one more."""
-    table = Table(header_style="bold")
-    for column in ("grows", "size", "seconds", "µs each", "CPU seconds", "peak MB"):
-        table.add_column(column, justify="left" if column == "grows" else "right")
+    table = Sheet(("grows", "size", "seconds", "µs each", "CPU seconds", "peak MB"))
     for axis, one in found.items():
         for i, at in enumerate(one["points"]):
             each = 1e6 * at["seconds"] / at["size"]
-            name = f"{axis}: {one['what']}" if i == 0 else ""
+            name = f"{axis}: {one['what']}" if i == 0 else axis
             times = f"{at['seconds']:.2f}", f"{each:,.2f}", f"{at['cpu_seconds']:.2f}"
             table.add_row(name, f"{at['size']:,}", *times, f"{at['peak_mb']:.0f}")
     return table
+
+
+def growth_rows(found: dict[str, Any]) -> list[dict[str, Any]]:
+    """The points of ``growth_table``, unrounded."""
+    return [{"grows": axis, **at} for axis, one in found.items() for at in one["points"]]

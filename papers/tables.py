@@ -8,13 +8,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from rich.box import SIMPLE_HEAD
 from rich.console import Group
-from rich.table import Table
 from rich.text import Text
 
 from papers.experiment import Cell, Entry, Experiment, Measure, Place
 from papers.store import Store
+from sordino.study.show import Sheet
 
 Lines = list[tuple[str, list[str]]]
 """Rows of a table: what the row is, and its cells."""
@@ -199,10 +198,7 @@ def to_terminal(experiment: Experiment, entries: Sequence[Entry], about: Mapping
     for heading, columns, rows in grids(experiment, entries):
         for some in _fitting(experiment.axes[0], columns, rows, width):
             parts.append(Text(f"\n{heading}", style="italic"))
-            table = Table(header_style="bold", box=SIMPLE_HEAD)
-            table.add_column(experiment.axes[0], no_wrap=True)
-            for k in some:
-                table.add_column(columns[k], justify="right", no_wrap=True)
+            table = Sheet((experiment.axes[0], *(columns[k] for k in some)))
             for name, cells in rows:
                 table.add_row(name, *(cells[k] for k in some), style="dim" if name.endswith(", published") else "")
             parts.append(table)

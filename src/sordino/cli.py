@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import textwrap
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -13,12 +14,14 @@ import click
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.text import Text
 
 from sordino._version import __version__
 from sordino.commands import federation, ledger, predict, reproduce, survey
+from sordino.commands.output import AsCsv, AsJson, for_programs, tell
 from sordino.commands.reproduce import Processes, Stack
 from sordino.errors import BadInput, BudgetRefused, SordinoError
+from sordino.study.show import Sheet, console
 
 app = typer.Typer(
     help="Federated learning in which every participant sets its own privacy.",
@@ -35,31 +38,27 @@ app.command()(survey.survey)
 app.command()(predict.predict)
 app.command()(predict.export)
 
-out_console = Console()
-err_console = Console(stderr=True)
+out_console: Console = console()
+err_console: Console = console(stderr=True)
 _state = {"verbose": False, "quiet": False}
 
 StudyFile = Annotated[Path, typer.Argument(help="A study file (TOML).", show_default=False)]
 Settings = Annotated[list[str], typer.Option("--set", help="Put section.key=value (a TOML value) over the study.")]
 
 
-def _say(line: str) -> None:
-    out_console.print(line, highlight=False)
+def _say(line: str, apart: bool = False) -> None:
+    """Print a line, wrapped between words only: a path stays whole; ``apart`` from what stdout holds for a program."""
+    where = err_console if apart else out_console
+    for part in textwrap.wrap(line, where.width, break_long_words=False, break_on_hyphens=False):
+        where.print(part, highlight=False, markup=False, soft_wrap=True)
 
 
-def _table(*columns: str) -> Table:
-    table = Table(header_style="bold")
-    for column in columns:
-        table.add_column(column)
-    return table
-
-
-def _report(results: list[dict[str, Any]], path: Path) -> None:
+def _report(results: list[dict[str, Any]], path: Path, apart: bool = False) -> None:
     from sordino.study.compare import plain_results
     from sordino.study.report import write
 
     write(plain_results(results), path)
-    _say(f"report: {path}")
+    _say(f"report: {path}", apart)
 
 
 def _version(asked: bool) -> None:
@@ -80,22 +79,34 @@ def _options(
 
 
 @app.command()
-def demo(out: Annotated[Path, typer.Option(help="Where the runs and the report go.")] = Path("runs/demo")) -> None:
+def demo(
+    out: Annotated[Path, typer.Option(help="Where the runs and the report go.")] = Path("runs/demo"),
+    as_json: AsJson = False,
+    as_csv: AsCsv = False,
+) -> None:
     """Train digits over 12 clients with very different budgets, five methods side by side, and write a report."""
+    from sordino.study.compare import summary
     from sordino.study.demo import demonstrate
 
-    demonstrate(out, out_console, _state["quiet"])
+    apart = for_programs(as_json, as_csv)
+    results = demonstrate(out, err_console if apart else out_console, _state["quiet"])
+    if apart:
+        rows = summary(results)
+        tell(as_csv, {"summary": rows, "report": str(out / "report.html")}, rows)
 
 
 @app.command()
-def methods() -> None:
+def methods(as_json: AsJson = False, as_csv: AsCsv = False) -> None:
     """List the methods and the parts they are made of."""
     from sordino.methods import get, names
 
-    table = _table("method", "private", "what it does")
-    for name in names():
-        method = get(name)
-        table.add_row(name, "yes" if method.private else "[red]NOT PRIVATE[/red]", method.summary)
+    found = [get(name) for name in names()]
+    rows = [{"name": one.name, "private": one.private, "summary": one.summary, **one.describe()} for one in found]
+    if for_programs(as_json, as_csv):
+        return tell(as_csv, rows, rows)
+    table = Sheet(("method", "private", "what it does"), left=("private",), prose=("what it does",))
+    for one in found:
+        table.add_row(one.name, "yes" if one.private else Text("NOT PRIVATE", style="red"), one.summary)
     out_console.print(table)
 
 
@@ -103,35 +114,35 @@ def methods() -> None:
 def plan(
     study: StudyFile,
     set_: Settings = [],  # noqa: B006
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
+    as_csv: AsCsv = False,
     html: Annotated[Path | None, typer.Option(help="Write a page with a trade-off explorer.")] = None,
 ) -> None:
     """Say what a study would do, without touching records: noise, cost and warnings per client."""
     from sordino.study.file import read_study
-    from sordino.study.result import to_json
     from sordino.study.run import plan as make
     from sordino.study.sweep import points
     from sordino.study.tune import in_words, search
 
+    apart = for_programs(as_json, as_csv)
     read = read_study(study, set_)
     runs = len(points(read)) if read.sweep else 0
     cost = search(read, Path("runs") / read.study.name).describe() if read.tune else None
     for name in read.compare.methods:
         read.chosen_method(name)
     view = replace(make(read.federation(), method=read.chosen_method(), **read.arguments()), tuning=cost)
-    if as_json:
-        typer.echo(to_json(view.to_dict(), indent=1))
+    if apart:
+        tell(as_csv, view.to_dict(), view.clients)
     elif not html:
         out_console.print(view)
     if html:
         from sordino.study.report.plan import write_plan
 
-        console = err_console if as_json else out_console
-        console.print(f"plan: {write_plan(view, html, read.study.name)}", highlight=False)
-    if runs and not as_json:
-        out_console.print(f"this is the plan of the study without its \\[sweep], which makes {runs} runs")
-    if cost and not as_json:
-        out_console.print(f"this is the plan of one setting alone; {in_words(cost)} (\\[tune])", soft_wrap=True)
+        _say(f"plan: {write_plan(view, html, read.study.name)}", apart)
+    if runs:
+        _say(f"this is the plan of the study without its [sweep], which makes {runs} runs", apart)
+    if cost:
+        _say(f"this is the plan of one setting alone; {in_words(cost)} ([tune])", apart)
 
 
 @app.command()
@@ -143,8 +154,13 @@ def run(
     ledger: Annotated[Path | None, typer.Option(help="A ledger that is cumulative over runs.")] = None,
     track: Annotated[str | None, typer.Option(help="Log to tensorboard or mlflow, like study.track.")] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Run a \\[sweep] of any size.")] = False,
+    baselines: Annotated[
+        bool, typer.Option("--baselines", help="Also train every client alone, and all without noise, to compare with.")
+    ] = False,
     stack: Stack = None,
     processes: Processes = 1,
+    as_json: AsJson = False,
+    as_csv: AsCsv = False,
 ) -> None:
     """Train a study; writes result.json, the ledger, checkpoints and a log into the run folder.
 
@@ -154,8 +170,10 @@ def run(
     from sordino.study.file import read_study
     from sordino.study.progress import Live
     from sordino.study.run import train
+    from sordino.study.schedule import Scheduler
     from sordino.study.track import tracker
 
+    for_programs(as_json, as_csv)
     read = read_study(study, [*set_, *([f"study.track={track}"] if track else [])])
     folder = out or Path("runs") / read.study.name
     if read.tune:
@@ -163,9 +181,11 @@ def run(
     if resume and not read.sweep and not (folder / "study.json").exists():
         raise BadInput(f"--resume: {folder} holds no run to go on with; leave it out, or name the folder by --out")
     if read.sweep:
+        if baselines or read.study.baselines:
+            raise BadInput("baselines do not go with a [sweep]: run one of its settings with --baselines")
         if ledger:
             raise BadInput("--ledger does not go with a [sweep]: each of its runs has a ledger of its own")
-        return _sweep(read, folder, yes, stack, processes)
+        return _sweep(read, folder, yes, Scheduler(read.study.device, stack, processes), as_json, as_csv)
     if stack or processes > 1:
         raise BadInput("--stack and --processes are for many runs, and this study is one: give it a [sweep]")
     if ledger is not None:
@@ -182,40 +202,52 @@ def run(
             resume=resume,
             device=read.study.device,
             name=read.study.name,
+            baselines=baselines or read.study.baselines,
             callbacks=[live.watch(shown, read.study.seed, read.planned_rounds), tracked],
             **read.arguments(),
         )
         tracked.finish(done.result)
-    _conclude(done.result, folder)
+    _conclude(done.result, folder, as_json, as_csv)
 
 
-def _sweep(read: Any, folder: Path, yes: bool, stack: bool | None, processes: int) -> None:
-    from sordino.study.compare import comparison_table
+def _sweep(read: Any, folder: Path, yes: bool, how: Any, as_json: bool, as_csv: bool) -> None:
+    from sordino.study.compare import comparison_table, summary
     from sordino.study.progress import Live
-    from sordino.study.schedule import Scheduler
     from sordino.study.sweep import sweep
     from sordino.study.tidy import write_tables
 
     with Live(err_console, _state["quiet"]) as live:
-        runs = sweep(read, folder, live.watch, yes, Scheduler(read.study.device, stack, processes))
-    results = [run.result for run in runs if run.result is not None]
-    out_console.print(comparison_table(results, [run.point.label for run in runs if run.result is not None]))
+        runs = sweep(read, folder, live.watch, yes, how)
+    results, apart = [run.result for run in runs if run.result is not None], as_json or as_csv
+    labels = [run.point.label for run in runs if run.result is not None]
+    if not apart:
+        out_console.print(comparison_table(results, labels))
     for run in runs:
         if run.failed:
-            _say(f"[bold red]failed[/bold red] {run.point.name}: {run.failed}")
+            _say(f"failed {run.point.name}: {run.failed}", apart)
     for path in write_tables(runs, folder):
-        _say(f"{path.name}: {path}")
-    _report(results, folder / "report.html")
+        _say(f"{path.name}: {path}", apart)
+    _report(results, folder / "report.html", apart)
+    if apart:
+        rows = summary(results, labels)
+        failed = {run.point.name: run.failed for run in runs if run.failed}
+        tell(as_csv, {"summary": rows, "failed": failed, "report": str(folder / "report.html")}, rows)
     raise typer.Exit(1 if any(run.failed for run in runs) else 0)
 
 
-def _conclude(result: dict[str, Any], folder: Path) -> None:
-    from sordino.study.compare import comparison_table
+def _conclude(result: dict[str, Any], folder: Path, as_json: bool, as_csv: bool) -> None:
+    from sordino.study.compare import comparison_table, summary
 
-    out_console.print(comparison_table([result]))
+    apart = as_json or as_csv
+    if apart:
+        rows = summary([result])
+        tell(as_csv, {**result, "summary": rows[0]}, rows)
+    else:
+        out_console.print(comparison_table([result]))
     if not result["private"]:
-        out_console.print("[bold red]NOT PRIVATE[/bold red]: no noise was added and no budget protects anybody.")
-    _say(f"result: {folder / 'result.json'}")
+        warned = err_console if apart else out_console
+        warned.print("[bold red]NOT PRIVATE[/bold red]: no noise was added and no budget protects anybody.")
+    _say(f"result: {folder / 'result.json'}", apart)
     if result.get("stopped", {}).get("refused"):
         err_console.print(f"[bold red]budget[/bold red] {escape(result['stopped']['reason'])}", highlight=False)
         raise typer.Exit(BudgetRefused.exit_code)
@@ -228,20 +260,27 @@ def compare(
     out: Annotated[Path | None, typer.Option(help="Folder of the runs. Default: runs/NAME-compare.")] = None,
     stack: Stack = None,
     processes: Processes = 1,
+    as_json: AsJson = False,
+    as_csv: AsCsv = False,
 ) -> None:
     """Run several methods and seeds of one study; prints a table and writes a report. Interrupted: call it again."""
     from sordino.study.compare import compare as run_all
-    from sordino.study.compare import comparison_table
+    from sordino.study.compare import comparison_table, summary
     from sordino.study.file import read_study
     from sordino.study.progress import Live
     from sordino.study.schedule import Scheduler
 
+    apart = for_programs(as_json, as_csv)
     read = read_study(study, set_)
     folder = out or Path("runs") / f"{read.study.name}-compare"
     with Live(err_console, _state["quiet"]) as live:
         results = run_all(read, folder, live.watch, Scheduler(read.study.device, stack, processes))
-    out_console.print(comparison_table(results))
-    _report(results, folder / "report.html")
+    if not apart:
+        out_console.print(comparison_table(results))
+    _report(results, folder / "report.html", apart)
+    if apart:
+        rows = summary(results)
+        tell(as_csv, {"summary": rows, "report": str(folder / "report.html")}, rows)
 
 
 @app.command()
@@ -250,7 +289,8 @@ def tune(
     set_: Settings = [],  # noqa: B006
     out: Annotated[Path | None, typer.Option(help="Folder of the search. Default: runs/NAME-tune.")] = None,
     ledger: Annotated[Path | None, typer.Option(help="A ledger that is cumulative over runs.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
+    as_csv: AsCsv = False,
     sites: Annotated[
         bool, typer.Option("--sites", help="Train with the real sites of \\[deployment], which join.")
     ] = False,
@@ -270,10 +310,10 @@ def tune(
     from sordino.study.evaluated import search_table, told_apart
     from sordino.study.file import read_study
     from sordino.study.progress import Live
-    from sordino.study.result import to_json
     from sordino.study.tune import in_words
     from sordino.study.tune import tune as run_all
 
+    apart = for_programs(as_json, as_csv)
     read = read_study(study, set_)
     folder = out or Path("runs") / f"{read.study.name}-tune"
     if not read.tune:
@@ -287,17 +327,17 @@ def tune(
     else:
         if ledger is not None:
             check_path(ledger.resolve(), readonly=False)
-        with Live(err_console, _state["quiet"] or as_json) as live:
+        with Live(err_console, _state["quiet"] or apart) as live:
             result = run_all(read, folder, ledger, live.watch).result
     tuned, privacy = result["tuned"], result["privacy"]
-    if as_json:
-        typer.echo(to_json({**tuned, "privacy": privacy}, indent=1))
-        return
+    if apart:
+        tried = [{**one, "winner": place == tuned["winner"]} for place, one in enumerate(tuned["tried"])]
+        return tell(as_csv, {**tuned, "privacy": privacy}, tried)
     out_console.print(search_table(result))
-    _say(escape(in_words(tuned)))
+    _say(in_words(tuned))
     if not told_apart(result):
         _say("the winner's interval overlaps others': chance may have chosen it; fewer settings are told apart better")
-    table = _table("client", "ε of everything", "of", "training", "held-out")
+    table = Sheet(("client", "ε of everything", "of", "training", "held-out"))
     for one in privacy:
         figures = [one.get(key) for key in ("spent_epsilon", "epsilon", "training_epsilon", "held_epsilon")]
         table.add_row(one["client"], *("–" if value is None else epsilon_in_words(value) for value in figures))
@@ -326,6 +366,8 @@ def audit(
     names: Annotated[list[str] | None, typer.Argument(help="Methods. Default: every private one.")] = None,
     epsilon: Annotated[float, typer.Option(help="The budget to audit at.")] = 2.0,
     canaries: Annotated[int, typer.Option(help="How many canaries.")] = 100_000,
+    as_json: AsJson = False,
+    as_csv: AsCsv = False,
 ) -> None:
     """Attack every method's real client step with canaries; fails when a proven lower bound exceeds the claimed ε."""
     from sordino.methods import get
@@ -333,23 +375,24 @@ def audit(
     from sordino.privacy.trust import EVERYBODY
     from sordino.study.audit import Trial, audit_method
 
-    table = Table(title=f"{canaries:,} canaries, bounds true with 99 % confidence each", header_style="bold")
-    table.caption = f"noise per site: claims hold {EVERYBODY}"
-    for column in ("method", "sampling", "claimed ε", "one-run", "Gaussian", "verdict"):
-        left = column in ("method", "sampling")
-        table.add_column(column, justify="left" if left else "right", no_wrap=left)
-    failed = False
+    apart, rows = for_programs(as_json, as_csv), []
+    title = f"{canaries:,} canaries, bounds true with 99 % confidence each"
+    columns = ("method", "sampling", "claimed ε", "one-run", "Gaussian", "verdict")
+    table = Sheet(columns, left=("sampling",), title=title, notes=[f"noise per site: claims hold {EVERYBODY}"])
     with err_console.status("auditing") as status:
         for name in names or [n for n in all_names() if get(n).private]:
             for rate in (1.0, 0.1):
                 status.update(f"auditing {name} at rate {rate:g}")
                 found = audit_method(name, Trial(epsilon=epsilon, rate=rate, canaries=canaries))
-                failed |= not found.passed
-                verdict = "[green]holds[/green]" if found.passed else "[bold red]BROKEN[/bold red]"
-                bounds = [f"{value:.3f}" for value in (found.claimed, found.one_run, found.gaussian)]
-                table.add_row(name, f"poisson {rate:g}", *bounds, verdict)
-    out_console.print(table)
-    raise typer.Exit(1 if failed else 0)
+                bounds = {"claimed": found.claimed, "one_run": found.one_run, "gaussian": found.gaussian}
+                rows.append({"method": name, "sampling": "poisson", "rate": rate, **bounds, "passed": found.passed})
+                verdict = Text("holds", "green") if found.passed else Text("BROKEN", "bold red")
+                table.add_row(name, f"poisson {rate:g}", *(f"{value:.3f}" for value in bounds.values()), verdict)
+    if apart:
+        tell(as_csv, {"canaries": canaries, "epsilon": epsilon, "audits": rows}, rows)
+    else:
+        out_console.print(table)
+    raise typer.Exit(0 if all(row["passed"] for row in rows) else 1)
 
 
 @app.command()
@@ -359,21 +402,27 @@ def bench(
     repeats: Annotated[int, typer.Option(min=1, help="Counted passes, interleaved.")] = 3,
     memory: Annotated[bool, typer.Option(help="Also measure peak memory, each in a process of its own.")] = True,
     growth: Annotated[bool, typer.Option("--growth", help="Instead: how time and memory grow.")] = False,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures here.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures here; - prints them.")] = None,
+    as_csv: AsCsv = False,
 ) -> None:
     """Time private rounds against plain PyTorch and other libraries, in the same minute, as ratios."""
     from sordino.beside import beside
 
-    benchmark = beside("bench")
+    benchmark, printed = beside("bench"), str(json_file) == "-"
+    apart = for_programs(printed, as_csv)
     with err_console.status("benchmarking") as status:
         if growth:
             curves = benchmark.growth.growth(show=status.update)
             found, table = {"growth": curves, "_meta": benchmark.about(1)}, benchmark.growth.growth_table(curves)
+            rows = benchmark.growth.growth_rows(curves)
         else:
             found = benchmark.bench(_words(work), _words(peers), repeats, memory, status.update)
-            table = benchmark.comparison(found)
-    out_console.print(table)
-    if json_file:
+            table, rows = benchmark.comparison(found), benchmark.rows(found)
+    if apart:
+        tell(as_csv, found, rows)
+    else:
+        out_console.print(table)
+    if json_file and not printed:
         json_file.write_text(benchmark.to_text(found))
 
 
@@ -382,13 +431,19 @@ def _words(text: str) -> list[str]:
 
 
 @data_app.command("list")
-def data_list(folder: Annotated[Path | None, typer.Option(help="Where standard data sets lie.")] = None) -> None:
+def data_list(
+    folder: Annotated[Path | None, typer.Option(help="Where standard data sets lie.")] = None,
+    as_json: AsJson = False,
+    as_csv: AsCsv = False,
+) -> None:
     """Say which data sets are there and how to get the others."""
     from sordino.data import available
 
-    columns = ("name", "what", "records", "status", "get")
-    table = _table(*columns)
-    for row in available(folder):
+    columns, rows = ("name", "what", "records", "status", "get"), available(folder)
+    if for_programs(as_json, as_csv):
+        return tell(as_csv, rows, rows)
+    table = Sheet(columns, prose=("what", "status", "get"))
+    for row in rows:
         table.add_row(*(str(row.get(column) or "") for column in columns))
     out_console.print(table)
 

@@ -253,6 +253,10 @@ def test_both_themes_fit_a_phone(browser, path, theme):
     page.close()
 
 
+def test_it_fits_a_desk(desk):
+    assert desk.evaluate("document.documentElement.scrollWidth") == 1280
+
+
 def test_a_page_without_privacy_opens_in_silence_too(browser, tmp_path):
     page, seen = browsing.opened(browser, write_plan(plan("fedavg"), tmp_path / "plan.html"))
     assert seen.complaints == []

@@ -10,6 +10,7 @@ import report_browser as browsing
 import report_fixture as fixture
 
 from sordino.study import report
+from sordino.study.page import page as live_page
 
 EVIL = "<img src=x onerror=alert(1)></script><b>"
 METHODS = ["fedavg", "dp-fedavg", "minimum-epsilon"]
@@ -297,4 +298,60 @@ def test_a_large_comparison_opens_in_under_two_seconds(browser, tmp_path):
     assert min(taken) < 2.0, taken
     page.wait_for_function(browsing.READY)
     assert all(count >= (2 if name == "spectrum" else 3) for name, count in page.evaluate(COUNT).items())
+    page.close()
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_baselines_and_figures_of_two_classes_fit_a_desk_and_a_phone(browser, tmp_path, width):
+    results = [fixture.with_baselines(one) for one in fixture.comparison(seeds=(0, 1))]
+    for one in results:
+        one["final"] |= {"auc": 0.91, "sensitivity": 0.75, "specificity": 0.5, "confusion": [[500, 150], [200, 600]]}
+    page, seen = browsing.opened(browser, report.write(results, tmp_path / "baselines.html"), width=width, height=844)
+    assert widest(page) == width
+    assert seen.complaints == []
+    beyond = "(n) => n.getBoundingClientRect().right > innerWidth && !n.closest('.scroll')"
+    assert page.evaluate(f"[...document.querySelectorAll('main *')].filter({beyond}).map((n) => n.className)") == []
+    inside = "(id) => ((box) => box.scrollWidth - box.clientWidth)(document.getElementById(id).closest('.scroll'))"
+    for table in ("t-good", "t-confusion", "t-compared", "t-compared-clients"):
+        assert width < 1280 or page.evaluate(inside, table) <= 0, f"{table} is whole on a desk"
+    lines = "[...document.querySelectorAll('#t-compared-clients td.name')].map((n) => n.getClientRects().length)"
+    assert set(page.evaluate(lines)) == {1}
+    assert page.locator("#t-compared tbody tr").count() == 2 * len(METHODS)
+    page.close()
+
+
+def deployed(folder, rounds: int):
+    """A deployed run after so many rounds, one of its sites with a long name and a long reason to refuse."""
+    folder.mkdir()
+    sites = ["the-university-hospital-of-the-northern-region-and-its-islands", "south"]
+    study = {"study": {"name": "ward", "rounds": 4}, "deployment": {"sites": sites}}
+    facts = {"records": 123_456, "epsilon": 0.5, "delta": 1.25e-5}
+    refused = {sites[0]: "its limits say no: " + "x" * 120}
+    written = {
+        "serve": {"run": "r", "study": study},
+        "enrolled": {"sites": dict.fromkeys(sites, facts), "refused": refused},
+        "agreed": {"payable": dict.fromkeys(sites, 1234)},
+        "study": {"study": study, "seed": 0},
+    }
+    for name, value in written.items():
+        (folder / f"{name}.json").write_text(json.dumps(value))
+    shown = {"participants": sites, "accuracy": None, "loss": None, "psi": None, "central_accuracy": 0.75}
+    lines = [json.dumps({"round": k, **shown}) for k in range(1, rounds + 1)]
+    (folder / "log.jsonl").write_text("\n".join(lines))
+    return folder
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("rounds", [0, 2])
+def test_the_live_page_fits_a_desk_and_a_phone(browser, tmp_path, rounds, width):
+    """Before the first round and after some: figures are whole; a long name makes the table scroll, not the page."""
+    path = tmp_path / "live.html"
+    path.write_text(live_page(deployed(tmp_path / "run", rounds)), encoding="utf-8")
+    page = browser.new_page(viewport={"width": width, "height": 844})
+    page.goto(path.as_uri(), wait_until="load")
+    assert widest(page) == width
+    cells = page.locator("#live td").all_inner_texts()
+    assert {"0.5", "1.25e-05", "123456", "1234"} <= set(cells)
+    lines = "[...document.querySelectorAll('#live td')].every((n) => n.scrollWidth <= n.clientWidth)"
+    assert page.evaluate(lines)
     page.close()

@@ -344,3 +344,50 @@ def test_schema_two_adds_keys_that_the_report_can_do_without():
 def test_what_is_not_a_result_is_refused(results, words):
     with pytest.raises(BadInput, match=words):
         report.render(results)
+
+
+def compared(page: str, table: str) -> list[list[str]]:
+    body = re.search(rf'id="{table}".*?<tbody>(.*?)</tbody>', page, re.S)[1]
+    rows = re.findall(r"<tr>(.*?)</tr>", body, re.S)
+    return [[unescape(re.sub("<.*?>", "", cell)) for cell in re.findall(r"<td.*?</td>", row, re.S)] for row in rows]
+
+
+def test_the_model_is_compared_with_its_baselines_for_all_and_for_the_strictest_third():
+    result = fixture.with_baselines(fixture.result("dp-fedavg", clients=6))
+    accuracy = result["final"]["client_accuracy"] = [0.5, 0.9, 0.6, 0.8, 0.7, 0.9]
+    result["study"]["budgets"] = [3.0, 0.1, 2.0, 0.2, 4.0, 5.0]
+    for entry, epsilon in zip(result["privacy"], result["study"]["budgets"]):
+        entry["epsilon"] = epsilon
+    found = result["baselines"]
+    found["majority"]["client_accuracy"] = [0.5, 0.8, 0.7, 0.7, 0.1, 0.2]
+    found["alone"]["client_accuracy"] = [0.4, 0.95, 0.5, 0.7, 0.6, 0.8]
+    page = page_of([result])
+    everyone, strict = compared(page, "t-compared")
+    assert everyone[1:] == ["all clients", "73.3 %", "50.0 %", "65.8 %", "90.0 %", "+23.3 points", "+7.5 points"]
+    assert strict[1:] == ["strictest third by ε", "85.0 %", "75.0 %", "82.5 %", "90.0 %", "+10.0 points", "+2.5 points"]
+    rows = compared(page, "t-compared-clients")
+    assert [row[3] for row in rows] == [f"{100 * one:.1f} %" for one in accuracy]
+    assert rows[1][2:] == ["0.1", "90.0 %", "80.0 %", "95.0 %", "90.0 %"]
+    told = unescape(page)
+    assert "most frequent class for 4 of 6 clients and as good for 1; better for 2 of the 2 strictest." in told
+    assert "own data alone at the same ε for 5 of 6 clients; better for 1 of the 2 strictest." in told
+
+
+def test_only_the_majority_class_points_to_the_command_that_trains_the_others():
+    result = fixture.with_baselines(fixture.result("dp-fedavg"))
+    del result["baselines"]["alone"], result["baselines"]["ceiling"]
+    assert "sordino run --baselines" in page_of([result])
+    assert "Compared with what?" not in page_of([fixture.result("dp-fedavg")])
+    result["baselines"]["ceiling"] = {"failed": "training <diverged>"}
+    assert "No noise" not in page_of([result])
+    assert "training &lt;diverged&gt;" in page_of([result])
+
+
+def test_two_classes_and_numbers_have_their_own_figures():
+    result = fixture.result("dp-fedavg")
+    result["final"] |= {"auc": 0.91, "sensitivity": 0.75, "specificity": 0.5, "confusion": [[5, 5], [2, 6]]}
+    page = page_of([result, {**result, "seed": 1}])
+    assert compared(page, "t-confusion")[0][1:] == ["10", "10", "4", "12"]
+    assert {"0.91 ± 0", "75.0 ± 0.0 %", "50.0 ± 0.0 %"} <= set(compared(page, "t-good")[0])
+    result["final"] = {"accuracy": None, "loss": 0.1, "rmse": 12.5, "r2": 0.8}
+    assert {"12.5", "0.8"} <= set(compared(page_of([result]), "t-good")[0])

@@ -25,7 +25,7 @@ def run(tmp_path_factory):
 def test_a_result_is_read_as_it_was_written(run):
     done, out = run
     assert read_result(out / "result.json") == done.result == sd.load(out).result
-    assert set(done.result) == Result.__required_keys__
+    assert set(done.result) == Result.__required_keys__ | {"baselines"}
     assert done.result["schema"] == 2
     assert done.result["evaluation"] is None
     assert {one["trust"] for one in done.privacy} == {"against the server and all other sites together"}

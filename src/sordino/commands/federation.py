@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sordino.commands.output import AsCsv, AsJson, for_programs, tell
 from sordino.errors import BadInput, BudgetRefused
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ def serve(
         result = run(read, folder, None if insecure else Keys(keys), host, port, resume, watch)
     if not result["private"]:
         out_console.print("[bold red]NOT PRIVATE[/bold red]: no noise was added and no budget protects anybody.")
-    out_console.print(f"result: {folder / 'result.json'}", highlight=False)
+    out_console.print(f"result: {folder / 'result.json'}", highlight=False, markup=False, soft_wrap=True)
     if result.get("stopped", {}).get("refused"):
         err_console.print(f"budget: {result['stopped']['reason']}", highlight=False, markup=False)
         raise typer.Exit(BudgetRefused.exit_code)
@@ -126,17 +127,17 @@ def join(
 def status(
     folder: Annotated[Path, typer.Argument(help="The server's run folder.", show_default=False)],
     page: Annotated[int | None, typer.Option(help="Show a live page on this port of 127.0.0.1.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
+    as_csv: AsCsv = False,
 ) -> None:
     """Say where a deployed run stands: rounds, sites seen, refusals, budgets."""
     from sordino.cli import err_console, out_console
     from sordino.study.page import Page
-    from sordino.study.result import to_json
     from sordino.study.status import look, table
 
-    seen = look(folder)
-    if as_json:
-        typer.echo(to_json(seen, indent=1))
+    apart, seen = for_programs(as_json, as_csv), look(folder)
+    if apart:
+        tell(as_csv, seen, seen["sites"])
     else:
         out_console.print(table(seen))
     if page is not None:
@@ -155,7 +156,8 @@ def evaluate(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.")] = 9092,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted evaluation.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
+    as_csv: AsCsv = False,
     insecure: Insecure = False,
 ) -> None:
     """Judge a finished model on held-out records, one paid release a site; writes evaluation.json.
@@ -172,6 +174,7 @@ def evaluate(
     from sordino.study.run import load
     from sordino.study.serve import serve as run
 
+    apart = for_programs(as_json, as_csv)
     finished = load(model)
     read = asked(read_study(study, set_), finished)
     folder = out or Path("runs") / f"{read.study.name}-evaluation"
@@ -184,9 +187,8 @@ def evaluate(
         found = rehearse(read, finished)
         folder.mkdir(parents=True, exist_ok=True)
         write_atomic(folder / "evaluation.json", to_json(found, indent=1).encode())
-    if as_json:
-        typer.echo(to_json(found, indent=1))
-        return
+    if apart:
+        return tell(as_csv, found, found["evaluation"])
     if not found["private"]:
         out_console.print("[bold red]NOT PRIVATE[/bold red]: no noise was added and no budget protects anybody.")
     out_console.print(judged_table(found["evaluation"]))
@@ -194,7 +196,7 @@ def evaluate(
         out_console.print(f"paid by held-out records: ε at most {spent:.4g}; low and high: 95 % intervals")
     for name, why in found["refused"].items():
         out_console.print(f"{name} is not counted: {why}", highlight=False, markup=False)
-    out_console.print(f"evaluation: {folder / 'evaluation.json'}", highlight=False)
+    out_console.print(f"evaluation: {folder / 'evaluation.json'}", highlight=False, markup=False, soft_wrap=True)
 
 
 def tune_with_sites(

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from sordino.commands.output import AsCsv, AsJson, for_programs
 from sordino.errors import BadInput
 
 app = typer.Typer(help="A client's ledger: what it has spent, whether it is sound.", no_args_is_help=True)
@@ -16,16 +17,28 @@ File = Annotated[Path, typer.Argument(help="The ledger.", show_default=False)]
 
 
 @app.command("show")
-def show(path: File, client: Annotated[str | None, typer.Option(help="One client only.")] = None) -> None:
+def show(
+    path: File,
+    client: Annotated[str | None, typer.Option(help="One client only.")] = None,
+    as_json: AsJson = False,
+    as_csv: AsCsv = False,
+) -> None:
     """Print each client's statement in plain words."""
+    from sordino.privacy.statement import export as told
     from sordino.privacy.statement import statement, statement_text
+    from sordino.study.show import to_csv
 
+    apart = for_programs(as_json, as_csv)
     with _ledger(path) as book:
         names = [account.client for account in book.accounts()]
         own = [one.client for one in book.accounts() if client in (None, one.client, one.owner)]
         if client is not None and not own:
             known = ", ".join(names[:10]) + (", …" if len(names) > 10 else "")
             raise BadInput(f"--client {client!r} has no account in {path}: it has {known or 'none at all'}")
+        if apart:
+            found = told(book, own)["statements"]
+            typer.echo(to_csv(found) if as_csv else json.dumps(found, indent=1, ensure_ascii=False), nl=as_json)
+            return
         for name in own:
             typer.echo(statement_text(statement(book, name)) + "\n")
 

@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.console import Group
+from rich.padding import Padding
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
 from rich.text import Text
+
+from sordino.commands.output import AsCsv, AsJson, for_programs, tell
+from sordino.study.show import console as made_console
 
 NAME_WIDTH = 22
 OPTIONS = ("device", "quick", "seeds", "only", "data", "stack", "processes", "precision")
@@ -28,7 +31,7 @@ class Bar:
     def __init__(self, quiet: bool) -> None:
         columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.percentage:.0f} %"))
         times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
-        self.console = Console(stderr=True)
+        self.console = made_console(stderr=True)
         self.quiet = quiet
         self.bars = Progress(*columns, *times, console=self.console, disable=quiet or not self.console.is_terminal)
         self.task = self.bars.add_task("preparing", total=None)
@@ -52,21 +55,15 @@ class Bar:
 
 def _list(experiments: Sequence[Any]) -> None:
     """What each shows, and what it costs as published: a line each for programs, wrapped for people."""
-    console = Console()
+    console = made_console()
     if not console.is_terminal:
         for one in experiments:
             typer.echo(f"{one.name:<{NAME_WIDTH}}  {one.title} [estimate: {one.cost}; seeds: {one.seeds}]")
         return
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    table.add_column(no_wrap=True)
-    paper = experiments[0].name.partition("/")[0]
     for one in experiments:
-        if not one.name.startswith(f"{paper}/"):
-            paper = one.name.partition("/")[0]
-            table.add_row()
         seeds = "one seed" if one.seeds == 1 else f"{one.seeds} seeds"
-        table.add_row(one.name, Text(f"{one.title}\n").append(f"{one.cost}; {seeds}", style="dim"))
-    console.print(table)
+        about = Text(f"{one.title}\n").append(f"{one.cost}; {seeds}", style="dim")
+        console.print(Group(Text(one.name, style="bold"), Padding(about, (0, 0, 0, 4))), highlight=False)
     console.print(
         "\nTimes are estimates. With --quick: scaled down to under two minutes on two cores.", highlight=False
     )
@@ -93,20 +90,27 @@ def reproduce(
     precision: Annotated[
         str, typer.Option(help="float32, or mixed: a GPU may compute activations in TF32.")
     ] = "float32",
+    as_json: AsJson = False,
+    as_csv: AsCsv = False,
 ) -> None:
     """Reproduce a published table or figure, published beside measured. Interrupted: call it again, it goes on."""
     from sordino.beside import beside
 
+    apart = for_programs(as_json, as_csv)
     study = beside("papers")
     if name is None:
-        _list([study.get(one) for one in study.names()])
-        return
+        experiments = [study.get(one) for one in study.names()]
+        rows = [{"name": one.name, "title": one.title, "cost": one.cost, "seeds": one.seeds} for one in experiments]
+        return tell(as_csv, rows, rows) if apart else _list(experiments)
     bar = Bar(bool(context.find_root().params.get("quiet")))
     options = {key: context.params[key] for key in OPTIONS}
     with bar.bars:
         done = study.run(name, out, bar, reuse=reuse or (), **options)
-    console = Console()
-    console.print(done.terminal(console.width))
+    if apart:
+        typer.echo((done.folder / ("table.csv" if as_csv else "results.json")).read_text(), nl=False)
+    console = made_console(stderr=apart)
+    if not apart:
+        console.print(done.terminal(console.width))
     if done.about["left"]:
         console.print(f"{done.about['left']} of {done.about['runs']} runs are not made yet: call it again to go on")
     console.print(f"written: {done.folder}/table.md, table.csv, results.json", highlight=False, soft_wrap=True)

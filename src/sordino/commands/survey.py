@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from sordino.commands.federation import Insecure, begin
+from sordino.commands.output import AsCsv, AsJson, for_programs, tell
 from sordino.errors import BadInput
 
 
@@ -22,7 +23,8 @@ def survey(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.")] = 9092,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted survey of --serve.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
+    as_csv: AsCsv = False,
     insecure: Insecure = False,
 ) -> None:
     """Ask sites what their columns hold, with noise, and draft a study: ranges, categories, missing cells, classes.
@@ -31,12 +33,12 @@ def survey(
     """
     from sordino.cli import err_console, out_console
     from sordino.study.file import read_study
-    from sordino.study.result import to_json
     from sordino.study.serve import serve_survey
     from sordino.study.survey.rehearse import assumed, prepare, rehearse
     from sordino.study.survey.result import DRAFTED, SURVEY, write
-    from sordino.study.survey.show import show_plan, show_result
+    from sordino.study.survey.show import figure_rows, show_plan, show_result
 
+    apart = for_programs(as_json, as_csv)
     read = read_study(study, set_)
     folder = out or Path("runs") / f"{read.study.name}-survey"
     if resume and not serve:
@@ -45,11 +47,12 @@ def survey(
     if not serve or plan or read.budgets.terms(0) is not None:
         planned = assumed(read, held) if serve else prepare(read)[0]
     if planned is not None:
-        if plan and as_json:
-            typer.echo(to_json({**planned.plain(read.survey.least), "expected": planned.expected()}, indent=1))
+        if plan and apart:
+            about = planned.plain(read.survey.least)
+            tell(as_csv, {**about, "expected": planned.expected()}, about["sites"])
         else:
             for one in show_plan(planned, read.survey.least, assumed=serve):
-                (err_console if as_json else out_console).print(one)
+                (err_console if apart else out_console).print(one)
     if plan:
         return
     if serve:
@@ -61,9 +64,8 @@ def survey(
     else:
         result = rehearse(read)
         write(result, folder)
-    if as_json:
-        typer.echo(to_json(result, indent=1))
-        return
+    if apart:
+        return tell(as_csv, result, figure_rows(result))
     for one in show_result(result):
         out_console.print(one)
     out_console.print(f"figures: {folder / SURVEY}", highlight=False, soft_wrap=True)

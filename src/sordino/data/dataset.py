@@ -357,6 +357,30 @@ class Federation:
         train = [np.sort(self.records_of(part)) for part in self.train]
         return replace(self, units=None, unit_name=RECORD, train=train, budgets=None, consent=None)
 
+    def only(self, place: int) -> Federation:
+        """One client by itself, with its own records and nobody else's."""
+        mine, test = self.train[place], self.test[place]
+        rows = np.unique(np.concatenate([self.records_of(mine), test]))
+        units = None
+        if self.units is not None:
+            table = self.units[mine]
+            units = np.where(table < 0, -1, np.searchsorted(rows, np.maximum(table, 0)))
+        return replace(
+            self,
+            x=self.x[rows],
+            y=self.y[rows],
+            valid=self.valid[rows],
+            names=[self.names[place]],
+            train=[np.searchsorted(rows, mine) if units is None else np.arange(len(mine), dtype=np.int64)],
+            test=[np.searchsorted(rows, test)],
+            budgets=None if self.budgets is None else (self.budgets[place],),
+            batch_sizes=None if self.batch_sizes is None else (self.batch_sizes[place],),
+            description={**self.description, "only": self.names[place]},
+            units=units,
+            words={name: [column[k] for k in rows] for name, column in self.words.items()},
+            consent=None if self.consent is None else self.consent.of(rows if units is None else mine),
+        )
+
     def held_out(self, share: float, seed: int) -> tuple[Federation, tuple[Index, ...]]:
         """The clients without a share of their training units, and each client's units that were taken.
 

@@ -45,10 +45,13 @@ class Interval:
         unit = np.log1p(over) / math.log1p(width) if self.log else over / width
         return unit if scale == "unit" else 2.0 * unit - 1.0
 
-    def unscaled(self, scaled: npt.NDArray[np.floating], scale: str) -> npt.NDArray[np.float64]:
-        """The values that ``scaled`` makes these of; what lies outside becomes the nearer end of [low, high]."""
+    def unscaled(self, scaled: npt.NDArray[np.floating], scale: str, clip: bool = True) -> npt.NDArray[np.float64]:
+        """The values that ``scaled`` makes these of; what lies outside becomes the nearer end of [low, high].
+
+        Without ``clip`` it goes on beyond the range as it is inside.
+        """
         unit = scaled.astype(np.float64) if scale == "unit" else (scaled.astype(np.float64) + 1.0) / 2.0
-        unit, width = np.clip(unit, 0.0, 1.0), self.high - self.low
+        unit, width = np.clip(unit, 0.0, 1.0) if clip else unit, self.high - self.low
         return self.low + (np.expm1(unit * math.log1p(width)) if self.log else unit * width)
 
 

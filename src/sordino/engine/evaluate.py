@@ -122,6 +122,43 @@ class Observer:
         overall, unfairness = self._psi(self._each(weights, self.train, own)[0], self.train)
         return {"train_loss": overall, "train_psi": unfairness}
 
+    def constant(self) -> dict[str, Any]:
+        """How good it is to answer every client's records alike: its majority training class, or its mean target."""
+        labels = self.records.y.cpu().numpy()
+        found = []
+        for train, held in zip(self.train, self.held):
+            if not len(train) or not len(held):
+                found.append(np.nan)
+            elif self.classification:
+                found.append(float((labels[held] == np.bincount(labels[train]).argmax()).mean()))
+            else:
+                gap = (labels[held] - labels[train].mean(axis=0)).reshape(len(held), -1)
+                found.append(float((gap**2).sum(axis=1).mean() / 2))
+        key = "accuracy" if self.classification else "loss"
+        mean = np.nanmean(found) if self.classification else self._psi(np.array(found), self.held)[0]
+        return {key: float(mean), f"client_{key}": [None if np.isnan(one) else one for one in found]}
+
+    def outputs(self, weights: Tensor, own: Own | None = None) -> tuple[NDArray[np.float64], NDArray[Any]]:
+        """Outputs and targets, a row a record: of the central test set where there is one, else of clients' records.
+
+        With ``own`` always of the clients' records, each judged by its client's own model.
+        """
+        if own is not None:
+            where = [(own(i), self.records, torch.from_numpy(one)) for i, one in enumerate(self.held)]
+        elif self.central is not None:
+            where = [(weights, self.central, torch.arange(len(self.central.y)))]
+        else:
+            where = [(weights, self.records, torch.from_numpy(np.concatenate(self.held)))]
+        outs, targets = [], []
+        with torch.no_grad():
+            for model, records, places in where:
+                for piece in places.split(BATCH):
+                    x, y, _ = records.at(piece.to(records.y.device))
+                    outs.append(self.engine.predict(model, x).double().cpu())
+                    targets.append(y.cpu())
+        rows = torch.cat(outs)
+        return rows.reshape(len(rows), -1).numpy(), torch.cat(targets).numpy()
+
     def _psi(self, loss: NDArray[np.float64], lists: list[NDArray[np.int64]]) -> tuple[float, float]:
         """F = Σ p_i F_i and Ψ = Σ p_i (F_i − F)², over clients with records; not a number where a loss is none."""
         seen = np.array([len(one) > 0 for one in lists])

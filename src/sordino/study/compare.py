@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.box import SIMPLE_HEAD
-from rich.markup import escape
-from rich.table import Table
+from rich.text import Text
 
 from sordino.errors import BadInput, BudgetRefused, Diverged
 from sordino.study.against import named, trust_lines
@@ -22,8 +20,16 @@ from sordino.study.folder import check_kind, check_same
 from sordino.study.many import Point, Studies, Watch, shown_by
 from sordino.study.result import to_json
 from sordino.study.schedule import Scheduler
+from sordino.study.show import Sheet
 
 log = logging.getLogger("sordino.study")
+
+BASELINES = {
+    "majority": "each client's majority class",
+    "alone": "its own data alone at the same ε",
+    "ceiling": "together without noise",
+}
+"""What an accuracy is compared with, in words (``study.baselines``)."""
 
 
 def compare(study: Study, out: Path, watch: Watch | None = None, how: Scheduler | None = None) -> list[dict[str, Any]]:
@@ -110,24 +116,24 @@ def summary(results: list[dict[str, Any]], labels: Sequence[str] | None = None) 
             for p in r["privacy"]
             if math.isfinite(p["epsilon"] or math.inf)
         ]
+        for key in BASELINES:
+            found = [(r.get("baselines") or {}).get(key) or {} for r in runs]
+            values = [one["accuracy"] for one in found if one.get("accuracy") is not None]
+            row[f"{key}_accuracy"] = float(np.mean(values)) if values else None
         row["largest_share_spent"] = max(shares) if shares and row["private"] else None
         row["seconds"] = float(np.mean([r["seconds"] for r in runs]))
         rows.append(row)
     return rows
 
 
-def comparison_table(results: list[dict[str, Any]], labels: Sequence[str] | None = None) -> Table:
+def comparison_table(results: list[dict[str, Any]], labels: Sequence[str] | None = None) -> Sheet:
     """The summary as a table for the terminal."""
     rows = summary(results, labels)
     runs = max((row["runs"] for row in rows), default=1)
     title = f"mean ± deviation over {runs} seeds" if runs > 1 else "final figures"
-    table = Table(title=title, header_style="bold", box=SIMPLE_HEAD)
-    told = trust_lines(results, labels) + _evaluated(results, labels)
-    if told:
-        table.caption, table.caption_justify = "\n".join(told), "left"
-    for column in ("method", "accuracy", "worst", "loss", "Ψ", "budget", "s"):
-        name = column == "method"
-        table.add_column(column, justify="left" if name else "right", no_wrap=not name or labels is None)
+    told = trust_lines(results, labels) + _evaluated(results, labels) + _compared(rows)
+    columns = ("method", "accuracy", "worst", "loss", "Ψ", "budget", "s")
+    table = Sheet(columns, prose=() if labels is None else ("method",), title=title, notes=told)
 
     def shown(row: dict[str, Any], key: str, percent: bool) -> str:
         if row[key] is None:
@@ -140,15 +146,28 @@ def comparison_table(results: list[dict[str, Any]], labels: Sequence[str] | None
     for row in rows:
         share = row["largest_share_spent"]
         table.add_row(
-            row["method"] if row["private"] else f"{row['method']} [bold red]NOT PRIVATE[/bold red]",
+            Text(row["method"]) if row["private"] else Text(f"{row['method']} ").append("NOT PRIVATE", "bold red"),
             shown(row, "accuracy", True),
             shown(row, "worst_accuracy", True),
             shown(row, "loss", False),
             shown(row, "psi", False),
             "–" if share is None else f"{share * 100:.0f} %",
-            f"{row['seconds']:.1f}",
+            f"{row['seconds']:.1f}" if row["seconds"] >= 1 else f"{row['seconds']:.2g}",
         )
     return table
+
+
+def _compared(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """What accuracies are compared with, by an observer: once where it is the same for all rows."""
+    lines = {}
+    for row in rows:
+        known = [
+            (words, row[f"{key}_accuracy"]) for key, words in BASELINES.items() if row[f"{key}_accuracy"] is not None
+        ]
+        lines[row["method"]] = ", ".join(f"{words} {100 * value:.1f} %" for words, value in known)
+    if len(set(lines.values())) == 1:
+        return [f"compare with: {line}" for line in set(lines.values()) if line]
+    return [f"compare {name} with: {line}" for name, line in lines.items() if line]
 
 
 def _evaluated(results: list[dict[str, Any]], labels: Sequence[str] | None) -> list[str]:
@@ -163,7 +182,7 @@ def _evaluated(results: list[dict[str, Any]], labels: Sequence[str] | None) -> l
         lines[first] += "  ← best by paid evaluation"
         lines.append(
             "every run has a ledger of its own, so together they cost more than any of them says; "
-            + escape("[tune] tries settings under one budget")
+            "[tune] tries settings under one budget"
         )
     return [*(["95 % intervals:"] if lines else []), *lines]
 

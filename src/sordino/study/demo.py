@@ -43,8 +43,8 @@ def demo_studies() -> tuple[Study, Study, Study]:
     )
 
 
-def demonstrate(out: Path, console: Console, quiet: bool = False) -> None:
-    """Plan, train, compare, report. An earlier demo in ``out`` is replaced."""
+def demonstrate(out: Path, console: Console, quiet: bool = False) -> list[dict[str, Any]]:
+    """Plan, train, compare, report; returns the results. An earlier demo in ``out`` is replaced."""
     ours, together, others = demo_studies()
     if (out / "demo").exists():
         shutil.rmtree(out)
@@ -68,8 +68,13 @@ def demonstrate(out: Path, console: Console, quiet: bool = False) -> None:
     )
     console.print(_verdict(results, shared), highlight=False)
     write(plain_results([*results, *shared]), out / "report.html")
-    console.print(f"\nreport: [bold]{out / 'report.html'}[/bold] (open it in a browser)", highlight=False)
-    console.print(f"a client's statement: sordino ledger show {out / 'auto' / 'seed-0' / 'ledger.db'}", highlight=False)
+    lines = (
+        f"\nreport: {out / 'report.html'} (open it in a browser)",
+        f"a client's statement: sordino ledger show {out / 'auto' / 'seed-0' / 'ledger.db'}",
+    )
+    for line in lines:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    return [*results, *shared]
 
 
 def _verdict(results: list[dict[str, Any]], shared: list[dict[str, Any]]) -> str:

@@ -7,14 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from rich.box import SIMPLE_HEAD
 from rich.console import RenderableType
-from rich.markup import escape
-from rich.table import Table
 
 from sordino.methods import Plan
 from sordino.privacy.accounting import composed_epsilon
 from sordino.server import choosing
+from sordino.study.show import Sheet
 
 SUPPOSED = 0.8
 """The accuracy at which a plan says how wide an interval will be."""
@@ -76,9 +74,8 @@ def describe_evaluation(plan: Plan) -> dict[str, Any] | None:
 def render_evaluation(found: Mapping[str, Any], shown: int) -> Iterator[RenderableType]:
     """A plan's evaluations for the terminal."""
     times = "once" if found["times"] == 1 else f"{found['times']} times"
-    table = Table(title=f"evaluated {times}, on held-out records", box=SIMPLE_HEAD, header_style="bold")
-    for column in ("site", "held out", "noise on a count", "95 % interval of accuracy", "ε of held-out account"):
-        table.add_column(column, justify="left" if column == "site" else "right")
+    columns = ("site", "held out", "noise on a count", "95 % interval of accuracy", "ε of held-out account")
+    table = Sheet(columns, title=f"evaluated {times}, on held-out records")
     for one in found["sites"][:shown]:
         cost = "–" if math.isinf(one["epsilon"]) else f"{one['epsilon']:.3g} of {one['budget']:.3g}"
         table.add_row(one["client"], str(one["held"]), f"{one['noise']:.3g}", _points(one["half_width"]), cost)
@@ -87,7 +84,7 @@ def render_evaluation(found: Mapping[str, Any], shown: int) -> Iterator[Renderab
     table.add_row(*row, style="bold")
     yield table
     if len(found["sites"]) > shown:
-        yield f"…and {len(found['sites']) - shown} more sites (--json lists all)"
+        yield f"and {len(found['sites']) - shown} more sites: --json lists all"
     yield (
         f"intervals are those expected at an accuracy of {100 * SUPPOSED:.0f} %; held-out records pay for evaluation "
         "from an account of their own, training records pay nothing for it, and a record's ε is that of its own account"
@@ -159,16 +156,15 @@ def evaluation_lines(result: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def search_table(result: Mapping[str, Any]) -> Table:
+def search_table(result: Mapping[str, Any]) -> Sheet:
     """The candidates of a search with their estimates and intervals, the winner marked."""
     tuned = result["tuned"]
-    table = Table(title="tried, each charged in full", box=SIMPLE_HEAD, header_style="bold")
-    for column in ("settings", "evaluated", "all intervals hold with 95 %", ""):
-        table.add_column(column, justify="left" if column in ("settings", "") else "right")
+    columns = ("settings", "evaluated", "all intervals hold with 95 %", "")
+    table = Sheet(columns, prose=("settings", ""), title="tried, each charged in full")
     for place, one in enumerate(tuned["tried"]):
         told = ("–", "–") if one["estimate"] is None else tuple(in_words(one["estimate"]).split(" [", 1))
         mark = "best by paid evaluation" if place == tuned["winner"] else "failed" if "failed" in one else ""
-        table.add_row(escape(one["label"]), told[0], told[1].rstrip("]").replace(", ", " to "), mark)
+        table.add_row(one["label"], told[0], told[1].rstrip("]").replace(", ", " to "), mark)
     return table
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rich.table import Table
+from sordino.study.show import Sheet
 
 MAIN = ("accuracy", "mean_absolute_error")
 """The metric that stands for a model in one line."""
@@ -43,12 +43,9 @@ def figures(row: Row) -> tuple[str, str, str]:
     return value, low, high
 
 
-def judged_table(rows: Sequence[Row]) -> Table:
-    """All metrics with their intervals, within 80 columns."""
-    found = Table(header_style="bold")
-    found.add_column("metric", overflow="fold")
-    for word in ("value", "low", "high"):
-        found.add_column(word, justify="right", no_wrap=True)
+def judged_table(rows: Sequence[Row]) -> Sheet:
+    """All metrics with their intervals."""
+    found = Sheet(("metric", "value", "low", "high"), prose=("metric",))
     for row in rows:
         found.add_row(row["metric"].replace("_", " "), *(one + unit_of(row) for one in figures(row)))
     return found

@@ -19,7 +19,10 @@ from sordino.study.status import COLUMNS, _cells, _refusals, _shown, headline, l
 EVERY = 5  # seconds after which the live page loads itself again
 
 
-EMPTY = '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>sordino</title></head><body><main></main>'
+EMPTY = (
+    '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, '
+    'initial-scale=1"><title>sordino</title></head><body><main></main>'
+)
 
 
 """The report on a run that has not finished a round."""

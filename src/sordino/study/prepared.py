@@ -6,6 +6,7 @@ import copy
 import hashlib
 import json
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -142,6 +143,8 @@ class Prepared:
     """Each client's held-out records, which training does not see; None where none are held out."""
     first_keys: bool = False
     """Whether the run was begun by sordino 0.1, which knew parts by their names only."""
+    baselines: Callable[[], dict[str, Any]] | None = None
+    """Trains what the run is compared with, once it has ended (``study.baselines``); None where nobody asked."""
 
     @property
     def key(self) -> str:

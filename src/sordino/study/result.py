@@ -21,8 +21,8 @@ from safetensors.torch import save
 from torch import Tensor
 
 from sordino._version import __version__
-from sordino.data.schema import known_schema
-from sordino.engine import rounds
+from sordino.data.schema import known_schema, parse_schema
+from sordino.engine import metrics, rounds
 from sordino.engine.checkpoint import Checkpoint, write_atomic
 from sordino.engine.chosen import evaluations
 from sordino.engine.chosen import kept as kept_of
@@ -123,6 +123,8 @@ class Result(TypedDict):
     """What was paid for to judge the model."""
     records: dict[str, Any] | None
     """What the model takes: the ``schema`` that makes numbers of a record, and what the ``classes`` are called."""
+    baselines: NotRequired[dict[str, Any]]
+    """What accuracy is to be compared with, by an observer: not covered. See ``study.baselines``."""
     kept: NotRequired[dict[str, Any]]
     """The round whose model this is, where it was chosen by paid estimates, and the estimate that decided."""
     threshold: NotRequired[dict[str, Any]]
@@ -194,7 +196,7 @@ def build_result(
     final = {key: last.get(key) for key in ("accuracy", "loss", "psi", "worst_accuracy", "client_accuracy")}
     others = ("client_loss", "accuracy_variance", "worst_decile", "best_decile")
     final |= {key: value for key, value in last.items() if key.startswith("central") or key in others}
-    final |= observer.look_back(state.chosen, own)
+    final |= observer.look_back(state.chosen, own) | beyond_accuracy(setup, state, study)
     final["by_budget"] = by_budget(
         [c.budget.epsilon for c in plan.clients], last["client_accuracy"], last["client_loss"]
     )
@@ -209,6 +211,7 @@ def build_result(
         "private": plan.private,
         "simulated": True,
         **({} if own is None else {"personal": True}),
+        "baselines": {"covered": False, "majority" if observer.classification else "mean": observer.constant()},
         **({"stopped": early} if early else {}),
         **chosen_by(plan, state),
         "records": records,
@@ -225,6 +228,27 @@ def records_of(schema: Mapping[str, Any] | None, task: str, classes: int | None)
         to_json({"schema": table, "classes": None if known.classes is None else list(known.classes)})
     )
     return plain
+
+
+def beyond_accuracy(setup: Setup, state: Checkpoint, study: Mapping[str, Any]) -> dict[str, Any]:
+    """Of two classes AUC, sensitivity, specificity and confusion; of numbers RMSE and R², in the target's own scale.
+
+    By the observer, on the central test set where there is one, else on all clients' test records (``judged_on``).
+    """
+    observer, own, classes = setup.observer, setup.own_models(state), study["model"]["classes"]
+    if observer.classification and classes != 2:
+        return {}
+    outputs, targets = observer.outputs(state.chosen, own)
+    where = {"judged_on": "clients" if own is not None or observer.central is None else "central"}
+    if observer.classification:
+        return {**metrics.two_classes(outputs[:, 1] - outputs[:, 0], targets), **where}
+    found = [outputs, np.asarray(targets, dtype=np.float64).reshape(outputs.shape)]
+    raw = (study["data"].get("source") or {}).get("schema")
+    schema = None if raw is None else parse_schema(raw)
+    if schema is not None and schema.interval is not None:
+        found = [schema.interval.unscaled(one, schema.scale, clip=False) for one in found]
+        where |= {"scale": schema.target}
+    return {**metrics.numbers(*found), **where}
 
 
 def chosen_by(plan: Plan, state: Checkpoint) -> dict[str, Any]:

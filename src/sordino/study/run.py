@@ -29,6 +29,7 @@ from sordino.models.features import Spec
 from sordino.privacy.trust import NOBODY_TRUSTED, Trust
 from sordino.privacy.types import Budget
 from sordino.study.arguments import as_path, check_callbacks, check_clients, check_options, check_seed
+from sordino.study.baselines import Compared
 from sordino.study.features import described, with_features
 from sordino.study.folder import Folder, Keeper, Planned, planned
 from sordino.study.prepared import Prepared, Run
@@ -192,6 +193,7 @@ def train(
     precision: str = "float32",
     trust: Trust | Mapping[str, Any] | None = None,
     evaluation: Evaluation | Mapping[str, Any] | None = None,
+    baselines: bool = False,
     **training: Unpack[Settings],
 ) -> Run:
     """Train one model together, every client under its own budget.
@@ -216,6 +218,8 @@ def train(
         against everybody.
     evaluation: ``{"every": 5}``: hold some records of every client out, and judge the model by them as a deployment
         would: with noise, paid from an account of their own (``Evaluation``); see ``result["evaluation"]``.
+    baselines: also train what the run is compared with: every client's data alone at its own ε, and everybody together
+        without noise; see ``result["baselines"]``, which always has the majority class. Costs two more runs.
     **training: fields of ``Training``: batch or rate, steps or epochs, lr, clip, sampling, select, …. ``lr``, ``clip``,
         ``rate`` and ``evaluate`` may be ``"auto"`` for any method.
 
@@ -245,11 +249,30 @@ def train(
         raise BadInput(
             f"{ready.plan.method.name!r} gives every client a model of its own, which processes do not share: use one"
         )
+    if shard is not None and baselines:
+        raise BadInput("baselines are trained by one process: leave them out of a run over several")
+    if baselines:
+        like = partial(_like, model=model, seed=seed, options=options, precision=precision)
+        ready = replace(ready, baselines=Compared(ready, settings, like, device).find)
     torch_device(device)  # refuses one that is not there, before a folder is made
     keeper = Keeper(None if ledger is None else as_path("ledger", ledger))
     if folder is not None:
         keeper = keep_in(folder, ready, resume, keeper.ledger)
     return train_alone(ready, keeper, device, callbacks, name)
+
+
+def _like(
+    clients: Federation,
+    method: Method,
+    settings: dict[str, Any],
+    *,
+    model: str | nn.Module,
+    seed: int,
+    options: dict[str, Any] | None,
+    precision: str,
+) -> Prepared:
+    """A run with other clients, another method and other settings than the one it is compared with, else the same."""
+    return prepare(clients, model, method, seed, options, settings, precision=precision)
 
 
 def keep_in(path: Path, ready: Prepared, resume: bool, ledger: Path | None = None) -> Folder:

@@ -53,6 +53,7 @@ class StudyKeys(Section):
     rounds: Annotated[int, Field(gt=0)] | Auto | None = None
     device: Annotated[str, AfterValidator(_device)] = "cpu"
     track: Literal["tensorboard", "mlflow"] | None = None
+    baselines: bool = False
 
     @field_validator("name")
     @classmethod

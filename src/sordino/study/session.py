@@ -106,6 +106,8 @@ class Session:
         clients = self.ready.clients
         records = records_of(clients.schema, clients.task, clients.classes)
         result = build_result(study, self.setup, state, self.book, self.run, self.ready.seed, records)
+        if self.ready.baselines is not None:
+            result["baselines"] |= self.ready.baselines()
         if self.book is not None:
             self.book.close_run(self.run)
         return Run(result, state.chosen.detach().cpu(), self.ready.template, self._personal())

@@ -13,9 +13,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.box import SIMPLE_HEAD
 from rich.console import RenderResult
-from rich.table import Table
 
 from sordino.engine import rounds
 from sordino.errors import BadInput
@@ -26,6 +24,7 @@ from sordino.privacy.trust import SHARED, Shared, Trust, honest, words
 from sordino.server.columns import inverse_weights
 from sordino.server.facts import ServerState
 from sordino.server.select import Schedule
+from sordino.study.show import Sheet
 
 LOOKED_AT = 50
 """Rounds whose noise is averaged, evenly over the run."""
@@ -178,10 +177,7 @@ def render_sharing(found: dict[str, Any], shown: int) -> RenderResult:
         f"{found['noise_per_site']:.3g} with noise per site, {found['noise']:.3g} shared, "
         f"[bold]{found['factor']:.3g} times less[/bold]"
     )
-    table = Table(box=SIMPLE_HEAD, header_style="bold")
-    table.add_column("client", overflow="fold")
-    for column in ("z\nper site", "z\nof the sum", "weight", "planned ε", "own ε"):
-        table.add_column(column, justify="right", no_wrap=True)
+    table = Sheet(("client", "z per site", "z of the sum", "weight", "planned ε", "own ε"))
     for one in found["clients"][:shown]:
         table.add_row(
             one["client"],
@@ -203,9 +199,7 @@ def _more(found: dict[str, Any]) -> RenderResult:
         return
     places = np.unique(np.linspace(0, len(rows) - 1, min(len(rows), SHOWN)).round().astype(int))
     yield f"each further site that conspires (planned: {found['colluders']}) or is lost ({found['dropouts']}) costs:"
-    table = Table(box=SIMPLE_HEAD, header_style="bold")
-    for column in ("sites more", "shares that count", "noise on the sum"):
-        table.add_column(column, justify="right", no_wrap=True)
+    table = Sheet(("sites more", "shares that count", "noise on the sum"))
     for one in (rows[place] for place in places):
         table.add_row(f"+{one['more']}", str(one["honest"]), f"× {one['factor']:.3f}")
     yield table

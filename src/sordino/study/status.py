@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Group
-from rich.table import Table
 from rich.text import Text
 
 from sordino.errors import BadInput
@@ -17,6 +16,7 @@ from sordino.privacy.trust import SHARED, Against
 from sordino.study.against import trust_lines
 from sordino.study.judged import judged_line, judged_lines
 from sordino.study.serve import is_locked, read_rounds
+from sordino.study.show import Sheet
 
 COLUMNS = {
     "site": "site",
@@ -129,9 +129,7 @@ def headline(seen: dict[str, Any]) -> str:
 
 def table(seen: dict[str, Any]) -> Group:
     """The state of the run as a table for a terminal."""
-    found = Table(header_style="bold")
-    for word in COLUMNS.values():
-        found.add_column(word, justify="left" if word == "site" else "right", no_wrap=True)
+    found = Sheet(tuple(COLUMNS.values()))
     for one in seen["sites"]:
         found.add_row(*(_shown(value) for value in _cells(one).values()))
     told = [Text(line) for line in (*judged_lines(seen["evaluation"]), *seen["trust"])]

@@ -12,9 +12,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.box import SIMPLE_HEAD
 from rich.console import Console, ConsoleOptions, RenderResult
-from rich.table import Table
 from rich.text import Text
 
 from sordino.client.gradients import LayerPlan
@@ -26,10 +24,11 @@ from sordino.study.choice import describe_choice, last_turns
 from sordino.study.evaluated import describe_evaluation, evaluation_warnings, render_evaluation
 from sordino.study.levels import levels_table, levels_warnings, planned_levels
 from sordino.study.sharing import describe_sharing, if_shared, render_sharing, warnings_of
+from sordino.study.show import Sheet, told
 
 SHADES = ".:-=+*#%@"
 SHOWN = 30
-"""Clients listed in the terminal."""
+"""Clients listed in a terminal; what is piped lists all."""
 
 
 def _number(value: float, form: str) -> str:
@@ -39,8 +38,8 @@ def _number(value: float, form: str) -> str:
 COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
     "client": lambda c: c["client"],
     "n": lambda c: str(c["records"]),
-    "ε": lambda c: _number(c["epsilon"], ".3g"),
-    "δ": lambda c: f"{c['delta']:.0e}",
+    "ε": lambda c: _number(c["epsilon"], ".4g"),
+    "δ": lambda c: f"{c['delta']:.3g}",
     "rate": lambda c: f"{c['rate']:.4g}",
     "steps × turns": lambda c: f"{c['steps']}×{c['turns']}",
     "last round": lambda c: str(c["last_round"] or "–"),
@@ -232,14 +231,13 @@ class PlanView:
         }
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        plan = self.plan
-        yield f"[bold]{plan.method.name}[/bold]: {plan.method.summary or 'a method of your own'}"
-        yield "  " + ", ".join(f"{part} [cyan]{name}[/cyan]" for part, name in plan.method.describe().items())
+        plan, shown = self.plan, SHOWN if console.is_terminal else len(self.clients)
+        yield told(plan.method.summary or "a method of your own", "bold", f"{plan.method.name}:")
+        parts = plan.method.describe().items()
+        yield Text("  ") + Text(", ").join(Text(f"{part} ").append(name, "cyan") for part, name in parts)
         columns, common = _apart({name: [form(c) for c in self.clients] for name, form in COLUMNS.items()})
-        table = Table(title=f"{len(plan.clients)} clients, {plan.training.rounds} rounds", header_style="bold")
-        for column in columns:
-            table.add_column(column, justify="left" if column == "client" else "right", no_wrap=column == "client")
-        for row in itertools.islice(zip(*columns.values()), SHOWN):
+        table = Sheet(tuple(columns), title=f"{len(plan.clients)} clients, {plan.training.rounds} rounds")
+        for row in itertools.islice(zip(*columns.values()), shown):
             table.add_row(*row)
         yield table
         if self.unit != RECORD:
@@ -253,17 +251,17 @@ class PlanView:
             yield f"planned ε holds [bold]{self.trust}[/bold]" + ("" if self.sharing is None else ": noise is shared")
         yield "settings: " + ", ".join(f"{key} {value}" for key, value in self.settings.items())
         for line in self.why:
-            yield f"[bold]auto[/bold] {line}"
+            yield told(line, "bold", "auto")
         if common:
-            yield "every client: " + ", ".join(f"{name} {value}" for name, value in common.items())
-        if len(self.clients) > SHOWN:
-            yield f"…and {len(self.clients) - SHOWN} more clients (--json lists all)"
+            yield told("every client: " + ", ".join(f"{name} {value}" for name, value in common.items()))
+        if len(self.clients) > shown:
+            yield f"and {len(self.clients) - shown} more clients: --json and --csv list all"
         yield (
             f"noise on one coordinate of the aggregate: {self.noise_on_aggregate:.2e} a round; "
             f"{self.gradients:,.0f} per-{self.unit} gradients of {self.dimension:,} parameters"
         )
         if self.sharing is not None:
-            yield from render_sharing(self.sharing, SHOWN)
+            yield from render_sharing(self.sharing, shown)
         elif self.if_shared is not None:
             yield (
                 f"[dim]if the server saw only the sum of updates, {self.if_shared['factor']:.2g} times less noise "
@@ -271,12 +269,12 @@ class PlanView:
                 f"colluders = {self.if_shared['colluders']}[/dim]"
             )
         yield from _choice(plan, self.selection) if self.selection else ()
-        yield from render_evaluation(self.evaluation, SHOWN) if self.evaluation else ()
+        yield from render_evaluation(self.evaluation, shown) if self.evaluation else ()
         yield f"gradient engine: {self.engine}"
         for warning in self.warnings[:12]:
-            yield f"[yellow]warning[/yellow] {warning}"
+            yield told(warning, "yellow", "warning")
         if len(self.warnings) > 12:
-            yield f"[yellow]…and {len(self.warnings) - 12} more warnings[/yellow]"
+            yield told(f"and {len(self.warnings) - 12} more warnings: --json lists all", "yellow")
 
 
 def _choice(plan: Plan, found: dict[str, Any]) -> RenderResult:
@@ -291,9 +289,8 @@ def _choice(plan: Plan, found: dict[str, Any]) -> RenderResult:
     if finite.any():
         chance = np.array(found["probabilities"]) / np.array(found["unbiased"])
         yield _scatter(epsilons[finite], plan.population.sizes[finite], chance[finite])
-    table = Table(title="rules by the bound of Theorem 2 (before training)", box=SIMPLE_HEAD, header_style="bold")
-    for column in ("rule", "bound", "bias ‖q−u‖₁", "noise variance"):
-        table.add_column(column, justify="left" if column == "rule" else "right")
+    title = "rules by the bound of Theorem 2 (before training)"
+    table = Sheet(("rule", "bound", "bias ‖q−u‖₁", "noise variance"), title=title)
     for row in found["ranking"]:
         table.add_row(row["rule"], f"{row['bound']:.3g}", f"{row['bias']:.3f}", f"{row['noise']:.3g}")
     yield table

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from sordino.privacy.statement import ADJACENCY, words_of
 from sordino.privacy.types import RECORD
-from sordino.study.report import paid, promises, tables
+from sordino.study.report import compared, paid, promises, tables
 from sordino.study.report.charts import MAX_DIAGNOSTICS, drawn
 from sordino.study.report.figures import slug
 from sordino.study.report.gather import Group, Result, diagnostics, dig, every_run, everyone_always, flat, grouped
@@ -58,6 +58,8 @@ def render(results: Sequence[Result], title: str | None = None) -> str:
         unit=unit,
         adjacency={kind: words.format(**unit) for kind, words in ADJACENCY.items()},
         paid=paid.section(groups),
+        compared=compared.section(groups),
+        confusions=compared.confusions(groups),
         diverged=tables.diverged(groups),
         known=tables.at_the_end(groups),
         by_budget=tables.budget_rows(groups),

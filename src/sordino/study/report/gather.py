@@ -97,6 +97,8 @@ class SeedRun:
     threshold: Mapping[str, Any] | None
     tuned: Mapping[str, Any] | None
     """What was chosen by them: the round, the edge between two classes, the settings."""
+    baselines: Mapping[str, Any]
+    """What the model is compared with."""
 
     @cached_property
     def by_budget(self) -> dict[str, list[int]]:
@@ -306,6 +308,7 @@ def _run(result: Result) -> SeedRun:
         kept=result.get("kept"),
         threshold=result.get("threshold"),
         tuned=result.get("tuned"),
+        baselines=result.get("baselines") or {},
     )
 
 

@@ -1,4 +1,4 @@
-"""A survey's plan and figures as tables for a terminal of 80 columns."""
+"""A survey's plan and figures as tables for a terminal."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
+from sordino.study.show import Sheet
 from sordino.study.survey.plan import SurveyPlan
 
 SHOWN = 8
@@ -53,6 +52,21 @@ def show_result(result: Mapping[str, Any]) -> Iterator[RenderableType]:
         yield Text(f"{name} did not take part: {why}", style="yellow")
 
 
+def figure_rows(result: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """All figures of a survey with their intervals, a row each: what programs read."""
+    rows = []
+    for one in result["columns"]:
+        found = {"missing": one["missing"]}
+        if one["kind"] == "number":
+            found |= {"outside": one["outside"], "odd": one["odd"]}
+            found |= {f"quantile {quantile['level']:g}": quantile for quantile in one["quantiles"]}
+        else:
+            found |= {f"share of {share['value']}": share["share"] for share in one["shares"]}
+        ends = ("value", "low", "high")
+        rows += [{"column": one["column"], "figure": name, **{e: at[e] for e in ends}} for name, at in found.items()]
+    return rows
+
+
 def _lines(one: Mapping[str, Any]) -> Iterator[str]:
     if one["kind"] == "number":
         named = {round(100 * q["level"]): q for q in one["quantiles"]}
@@ -73,11 +87,8 @@ def _lines(one: Mapping[str, Any]) -> Iterator[str]:
         yield f"not told from 0: {', '.join(share['value'] for share in shares if not share['told_from_zero'])}"
 
 
-def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, header_style="bold")
-    for place, column in enumerate(columns):
-        table.add_column(column, justify="left" if place == 0 or column == "what" else "right", overflow="fold")
-    return table
+def _table(title: str, *columns: str) -> Sheet:
+    return Sheet(columns, prose=("what",), title=title)
 
 
 def _held(held: Any) -> str:
