@@ -11,6 +11,7 @@ from typing import Self
 from sordino.errors import BadInput, BudgetRefused
 from sordino.privacy import accounting, planning
 from sordino.privacy.accounting import filters
+from sordino.privacy.accounting.attack import Attack, best_attack, from_promise
 from sordino.privacy.book import Account, Binding, Book, Split, Standing
 from sordino.privacy.ledger_file import LedgerFile
 from sordino.privacy.trust import Against
@@ -172,6 +173,22 @@ class Reading:
                 order, delta = planning.order_of(book, client), book.accounts[client].budget.delta
                 result[client] = max(result[client], filters.odometer(list(events[client]), order, delta))
         return result
+
+    def attack(self, clients: Sequence[str] | None = None) -> dict[str, Attack]:
+        """The best that an attacker can do who sees all that a client ever released, by the recorded noise.
+
+        It follows from the releases themselves; where only the promise bounds them (batches of fixed size, a filter),
+        from ε and δ: of a filter its budget, which is what it guarantees.
+        """
+        book, found = self._book(), {}
+        for client, spent in self.epsilon(clients).items():
+            budget, filtered = book.accounts[client].budget, planning.rests_on_filter(book, client)
+            epsilon = max(spent, budget.epsilon) if filtered else spent
+            if planning.overdrawn(book, client):
+                found[client] = from_promise(math.inf, budget.delta)
+            else:
+                found[client] = best_attack(book.spent(client), epsilon, budget.delta, not filtered)
+        return found
 
     def against(self, client: str) -> Against:
         """Whom the client's figures hold against: of all its runs, the fewest that may conspire."""

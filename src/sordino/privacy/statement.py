@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from sordino.privacy import accounting
+from sordino.privacy.accounting.attack import NOTHING, Attack
 from sordino.privacy.book import Binding, Standing, TopUp, number
 from sordino.privacy.held import HELD
 from sordino.privacy.ledger import Ledger
@@ -118,16 +119,39 @@ def export(ledger: Ledger, clients: list[str] | None = None) -> dict[str, Any]:
     names = [account.client for account in ledger.accounts()] if clients is None else clients
     entries, head = ledger.head
     costs, together, parts = ledger.epsilon(names), _together(ledger, names), _parts(ledger, names)
+    attacks = {name: one and one.told() for name, one in _attacks(ledger, names).items()}
     beside = several_sites(ledger, names)
     return {
         "schema": 1,
         "ledger": {"file": ledger.path.name, "entries": entries, "head": head},
         "statements": [
             _statement(ledger, client, costs[client], together.get(client), parts.get(client))
-            | {"several_sites": beside.get(client, [])}
+            | {"several_sites": beside.get(client, []), "attack": attacks[client]}
             for client in names
         ],
     }
+
+
+def attack_on_either(ledger: Ledger, clients: list[str]) -> dict[str, dict[str, Any] | None]:
+    """By client, the best that an attacker can do; of the worse of its two accounts where records are held out.
+
+    None where nothing is promised to anybody.
+    """
+    known = {account.client for account in ledger.accounts()}
+    both = [*clients, *(name + HELD for name in clients if name + HELD in known)]
+    found, told = _attacks(ledger, both), {}
+    for name in clients:
+        own, other = found[name], found.get(name + HELD, NOTHING)
+        told[name] = None if own is None or other is None else own.or_worse(other).told()
+    return told
+
+
+def _attacks(ledger: Ledger, names: list[str]) -> dict[str, Attack | None]:
+    """By account, the best that an attacker can do; None where nothing is promised."""
+    whose = {name: ledger.account(name) for name in names}
+    asked = [name for name, one in whose.items() if not (one.budget.is_public or one.not_private)]
+    found = ledger.attack(asked)
+    return {name: found.get(name) for name in names}
 
 
 def _parts(ledger: Ledger, names: list[str]) -> dict[str, dict[str, Any]]:
@@ -322,8 +346,28 @@ def figures_in_words(told: dict[str, Any]) -> list[str]:
         f"Spent:           epsilon {epsilon_in_words(spent)}{secret}",
         *([] if spent is None else [f"  that holds {told['trust']}"]),
         f"  the same under replace-one: {exchange}",
+        *attack_in_words(told.get("attack"), told["unit_name"]),
         f"Left:            {'no limit' if left is None else f'epsilon {math.floor(left * 1e4) / 1e4:.6g}'}",
     ]
+
+
+def attack_in_words(attack: dict[str, Any] | None, unit: str) -> list[str]:
+    """The attacker's view, in two lines; rounded so that it never looks better than it is."""
+    if attack is None:
+        return []
+    basis = "" if attack["from"] == "releases" else " (from epsilon and delta alone)"
+    wrong = f"{100 * attack['false_positives']:g} %"
+    return [
+        f"Attacker's view: guesses whether a {unit} was used: right at most {at_most(attack['success'])} of the time, "
+        f"where chance is 50 %{basis}",
+        f"  if it may be wrong about {wrong} of the {unit}s that were not used, it finds at most "
+        f"{at_most(attack['true_positives'])} of those that were",
+    ]
+
+
+def at_most(share: float) -> str:
+    """A share in percent that never looks smaller than it is: rounded up to a tenth."""
+    return f"{math.ceil(1000 * min(share, 1.0) - 1e-9) / 10:g} %"
 
 
 def _beside_in_words(told: dict[str, Any]) -> list[str]:

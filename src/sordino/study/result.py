@@ -32,6 +32,7 @@ from sordino.methods import Plan
 from sordino.privacy.accounting import composed_epsilon
 from sordino.privacy.held import HELD, OF_HELD
 from sordino.privacy.ledger import Ledger
+from sordino.privacy.statement import attack_on_either
 from sordino.privacy.types import RECORD, Event, Scheme
 
 SCHEMA = 2
@@ -90,6 +91,9 @@ class ClientPrivacy(TypedDict):
     told_by: NotRequired[str]
     """Of a deployed run: whether the ``site`` said what it spent, or the ``server`` worked out the least it can be."""
     not_private: NotRequired[list[Any]]
+    attack: NotRequired[dict[str, Any] | None]
+    """The best an attacker can do who sees all that the client ever released: how often it guesses right whether a
+    record was used (``success``), how many of the used it finds (``true_positives``) at ``false_positives``."""
     trust: str | None
     """Whom the promise holds against, in words."""
     own_epsilon: float | None
@@ -243,7 +247,7 @@ def _privacy(plan: Plan, state: Checkpoint, book: Ledger | None, run: str) -> li
     if book is None:
         return promised
     spent, here, own = book.epsilon(), book.epsilon(run=run), book.own_epsilon()
-    ends = budget_ends(plan, state, book)
+    ends, attacks = budget_ends(plan, state, book), attack_on_either(book, [c.name for c in plan.clients])
     for c, one in zip(plan.clients, promised):
         one |= {
             "epsilon": c.budget.epsilon,
@@ -257,6 +261,7 @@ def _privacy(plan: Plan, state: Checkpoint, book: Ledger | None, run: str) -> li
                 for e in book.run_events(c.name, run)
             ],
             "budget_ends": ends[c.name],
+            "attack": attacks[c.name],
             "trust": book.trust(c.name),
             "own_epsilon": own[c.name],
         }
@@ -362,8 +367,14 @@ def load_run(path: Path) -> tuple[dict[str, Any], Tensor, Tensor | None]:
     try:
         with safe_open(str(file), framework="pt") as opened:
             personal = opened.get_tensor("personal") if "personal" in opened.keys() else None  # noqa: SIM118
-            return _read((opened.metadata() or {})["sordino"]), opened.get_tensor("weights"), personal
+            result, weights = _read((opened.metadata() or {})["sordino"]), opened.get_tensor("weights")
     except FileNotFoundError:
         raise BadInput(f"{file} does not exist: a finished run's folder has one, and run.save writes one") from None
     except (SafetensorError, KeyError, OSError, ValueError) as error:
         raise BadInput(f"{file} is not a saved run of sordino ({error})") from None
+    if result["checksum"] not in (None, checksum(weights)):
+        raise BadInput(
+            f"the weights in {file} are not those of its result: their checksum differs, so the file was changed or "
+            "damaged; take it from where the run was made"
+        )
+    return result, weights, personal

@@ -16,6 +16,7 @@ from sordino.privacy.gate import Gate, Permit, Terms, key_of
 from sordino.privacy.generators import Source, Turn
 from sordino.privacy.held import OF_HELD
 from sordino.privacy.ledger import Ledger
+from sordino.privacy.statement import attack_on_either
 from sordino.privacy.types import Release
 
 log = logging.getLogger("sordino.site")
@@ -116,5 +117,6 @@ def told_spent(ledger: Ledger, run: str, account: str, held: str | None = None) 
         **({} if held is None else {"training_epsilon": spent[account], "held_epsilon": spent[held]}),
         "against": asdict(ledger.against(account)),
         "composition": ledger.composition(account),
+        "attack": attack_on_either(ledger, [account])[account],
         "not_private": list(dict.fromkeys(mark for one in accounts for mark in ledger.account(one).not_private)),
     }

@@ -70,6 +70,8 @@ class Client:
     training: float | None
     held: float | None
     """What its two accounts have spent, where records are held out; ``spent`` is the larger."""
+    attack: Mapping[str, Any] | None
+    """The best an attacker can do, as the result tells it."""
     unit: str
     """What is protected as one: a record, or somebody with several."""
     ends: float | None
@@ -346,6 +348,7 @@ def _clients(result: Result, rounds: Sequence[Mapping[str, Any]]) -> tuple[Clien
             own=_or_infinite(entry, "own_epsilon"),
             training=_or_infinite(entry, "training_epsilon"),
             held=_or_infinite(entry, "held_epsilon"),
+            attack=entry.get("attack"),
             unit=str(entry.get("unit") or RECORD),
             ends=_or_infinite(entry, "budget_ends"),
         )

@@ -16,6 +16,7 @@ from markupsafe import Markup
 from sordino._version import __version__
 from sordino.engine.checkpoint import write_atomic
 from sordino.errors import BadInput
+from sordino.privacy.statement import at_most
 from sordino.study.report import numbers
 
 
@@ -38,7 +39,13 @@ def _templates() -> Environment:
     found.globals |= {"asset": _asset, "plotly": _plotly, "missing": numbers.MISSING, "version": __version__}
     for word in ("plain", "percent", "span", "plus_minus", "listed", "duration", "certainty"):
         found.filters[word] = getattr(numbers, word)
-    found.filters |= {"epsilon": numbers.as_epsilon, "epsilons": _epsilons, "counted": _counted, "sortable": _sortable}
+    found.filters |= {
+        "at_most": at_most,
+        "epsilon": numbers.as_epsilon,
+        "epsilons": _epsilons,
+        "counted": _counted,
+        "sortable": _sortable,
+    }
     return found
 
 
