@@ -11,8 +11,9 @@ from scipy.special import ndtr, ndtri
 
 from sordino.privacy import accounting
 from sordino.privacy.accounting.attack import CERTAINTY, FALSE_POSITIVES, NOTHING, best_attack, from_promise
+from sordino.privacy.attacker import at_most
 from sordino.privacy.ledger import Charge, Ledger, Plan
-from sordino.privacy.statement import at_most, statement, statement_text
+from sordino.privacy.statement import statement, statement_text
 from sordino.privacy.trust import Shared
 from sordino.privacy.types import Adjacency, Budget, Event, Sampling
 

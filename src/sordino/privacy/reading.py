@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 from sordino.errors import BadInput, BudgetRefused
 from sordino.privacy import accounting, planning
@@ -16,6 +16,23 @@ from sordino.privacy.book import Account, Binding, Book, Split, Standing
 from sordino.privacy.ledger_file import LedgerFile
 from sordino.privacy.trust import Against
 from sordino.privacy.types import Adjacency, Event
+
+
+class Day(NamedTuple):
+    """What was released on one day: (run, what, how often), and ε of everything until its end."""
+
+    date: str
+    releases: list[tuple[str, str, int]]
+    epsilon: float
+
+
+def _counted(standing: Standing, until: str) -> dict[str, int]:
+    """How often each release of a plan had happened when a day ended."""
+    found: dict[str, int] = {}
+    for date, released in standing.days.items():
+        for what, count in released.items() if date <= until else ():
+            found[what] = found.get(what, 0) + count
+    return found
 
 
 class Reading:
@@ -111,6 +128,26 @@ class Reading:
     def run_events(self, client: str, run: str) -> list[Event]:
         """What was charged to the client in one run."""
         return self._book_with(client).spent(client, run)
+
+    def days(self, client: str) -> list[Day]:
+        """What the client released on each day that it released anything, and ε of all until that day's end.
+
+        Where the account rests on its filter, ε is what the accountant makes of it, which the filter's cap bounds.
+        """
+        standings = self.standings(client)
+        account = self._book().account(client)
+        dates = sorted({date for one in standings for date in one.days})
+        until: list[list[Event]] = []
+        for date in dates:
+            counts = [_counted(one, date) for one in standings]
+            until.append([event for one, own in zip(standings, counts) for event in one.events(own)])
+        costs = accounting.composed_epsilon(until, [account.budget.delta] * len(dates), account.accountant)
+        return [
+            Day(
+                date, [(one.plan.run, what, n) for one in standings for what, n in one.days.get(date, {}).items()], cost
+            )
+            for date, cost in zip(dates, costs.tolist())
+        ]
 
     def epsilon(self, clients: Sequence[str] | None = None, run: str | None = None) -> dict[str, float]:
         """ε of what was charged, over all runs or in one: one vectorised call for each accountant.

@@ -7,10 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from sordino.privacy import accounting
-from sordino.privacy.accounting.attack import NOTHING, Attack
+from sordino.privacy.attacker import attack_in_words, attacks
 from sordino.privacy.book import Binding, Standing, TopUp, number
 from sordino.privacy.held import HELD
 from sordino.privacy.ledger import Ledger
+from sordino.privacy.titles import named, titles
 from sordino.privacy.trust import EVERYBODY, Shared, spelt
 from sordino.privacy.types import RECORD, Adjacency, Event, Sampling, Scheme
 
@@ -119,39 +120,17 @@ def export(ledger: Ledger, clients: list[str] | None = None) -> dict[str, Any]:
     names = [account.client for account in ledger.accounts()] if clients is None else clients
     entries, head = ledger.head
     costs, together, parts = ledger.epsilon(names), _together(ledger, names), _parts(ledger, names)
-    attacks = {name: one and one.told() for name, one in _attacks(ledger, names).items()}
+    views = {name: one and one.told() for name, one in attacks(ledger, names).items()}
     beside = several_sites(ledger, names)
     return {
         "schema": 1,
         "ledger": {"file": ledger.path.name, "entries": entries, "head": head},
         "statements": [
             _statement(ledger, client, costs[client], together.get(client), parts.get(client))
-            | {"several_sites": beside.get(client, []), "attack": attacks[client]}
+            | {"several_sites": beside.get(client, []), "attack": views[client]}
             for client in names
         ],
     }
-
-
-def attack_on_either(ledger: Ledger, clients: list[str]) -> dict[str, dict[str, Any] | None]:
-    """By client, the best that an attacker can do; of the worse of its two accounts where records are held out.
-
-    None where nothing is promised to anybody.
-    """
-    known = {account.client for account in ledger.accounts()}
-    both = [*clients, *(name + HELD for name in clients if name + HELD in known)]
-    found, told = _attacks(ledger, both), {}
-    for name in clients:
-        own, other = found[name], found.get(name + HELD, NOTHING)
-        told[name] = None if own is None or other is None else own.or_worse(other).told()
-    return told
-
-
-def _attacks(ledger: Ledger, names: list[str]) -> dict[str, Attack | None]:
-    """By account, the best that an attacker can do; None where nothing is promised."""
-    whose = {name: ledger.account(name) for name in names}
-    asked = [name for name, one in whose.items() if not (one.budget.is_public or one.not_private)]
-    found = ledger.attack(asked)
-    return {name: found.get(name) for name in names}
 
 
 def _parts(ledger: Ledger, names: list[str]) -> dict[str, dict[str, Any]]:
@@ -252,6 +231,7 @@ def _statement(
         "not_private": list(account.not_private),
         "simulated": account.simulated,
         "releases": [release for s in standings for release in _releases(s)],
+        "studies": [named(s) for s in standings],
         "open_plans": [_open_plan(s) for s in standings if s.open],
         "top_ups": [_told(one, "time", "epsilon", "reason", "officer") for one in account.top_ups],
         "bindings": [_told(one, "time", "site", "commitment", "reason", "officer") for one in bindings],
@@ -310,9 +290,12 @@ def statement_text(told: dict[str, Any]) -> str:
         lines += ["", f"This is a {SIMULATION}. It protects nobody; it shows what a deployment would spend."]
     lines += ["", *figures_in_words(told), *_parts_in_words(told["held_out"], of), *_together_in_words(told)]
     lines += [*_beside_in_words(told), "", "Released so far:"]
-    lines += [f"  run {r['run']}: {release_in_words(r, told['unit_name'])}" for r in told["releases"]] or ["  nothing"]
+    known = titles(told)
+    lines += [f"  {known[r['run']]}: {release_in_words(r, told['unit_name'])}" for r in told["releases"]] or [
+        "  nothing"
+    ]
     sections = {
-        "Planned and still open:": [_plan_in_words(plan) for plan in told["open_plans"]],
+        "Planned and still open:": [f"{known[p['run']]}: {plan_in_words(p)}" for p in told["open_plans"]],
         "Budget raised:": [
             f"{t['time']}: by {t['epsilon']:.6g}, approved by {t['officer']}: {t['reason']}" for t in told["top_ups"]
         ],
@@ -351,25 +334,6 @@ def figures_in_words(told: dict[str, Any]) -> list[str]:
     ]
 
 
-def attack_in_words(attack: dict[str, Any] | None, unit: str) -> list[str]:
-    """The attacker's view, in two lines; rounded so that it never looks better than it is."""
-    if attack is None:
-        return []
-    basis = "" if attack["from"] == "releases" else " (from epsilon and delta alone)"
-    wrong = f"{100 * attack['false_positives']:g} %"
-    return [
-        f"Attacker's view: guesses whether a {unit} was used: right at most {at_most(attack['success'])} of the time, "
-        f"where chance is 50 %{basis}",
-        f"  if it may be wrong about {wrong} of the {unit}s that were not used, it finds at most "
-        f"{at_most(attack['true_positives'])} of those that were",
-    ]
-
-
-def at_most(share: float) -> str:
-    """A share in percent that never looks smaller than it is: rounded up to a tenth."""
-    return f"{math.ceil(1000 * min(share, 1.0) - 1e-9) / 10:g} %"
-
-
 def _beside_in_words(told: dict[str, Any]) -> list[str]:
     """What holds for somebody with records at several sites, if the others released as much as this one."""
     if not told["several_sites"]:
@@ -388,7 +352,7 @@ def _parts_in_words(parts: dict[str, Any] | None, of: dict[str, str]) -> list[st
     spent = {key: epsilon_in_words(parts[f"{key}_epsilon"]) for key in ("training", "held", "larger")}
     how = "by the seed of the simulation"
     if parts["share"] is not None:
-        known = "by their places in one file" if parts["by"] == PLACES else f"by their ids, column {parts['by']!r}"
+        known = "by their places in one file" if parts["by"] == PLACES else f"by their ids, column {parts['by']}"
         how = f"a share of {parts['share']:g}, {known}, since {parts['since']}, for ever"
     return [
         "",
@@ -448,11 +412,12 @@ def release_in_words(release: dict[str, Any], unit: str = RECORD) -> str:
     return f"{release['what']}, {release['count']} times, {drawn}, {noise}"
 
 
-def _plan_in_words(plan: dict[str, Any]) -> str:
+def plan_in_words(plan: dict[str, Any]) -> str:
+    """How much of an open plan can be paid, and was used."""
     caps = plan["caps"]
     parts = [
         f"{what} {used} of {'any number' if caps is None else f'at most {caps[what]}'}"
         for what, used in plan["used"].items()
     ]
     turns = f"{plan['payable_turns']} of {plan['turns']} turns can be paid"
-    return f"run {plan['run']}: {turns}; used: {', '.join(parts)}"
+    return f"{turns}; used: {', '.join(parts)}"

@@ -30,9 +30,9 @@ from sordino.engine.simulate import Setup
 from sordino.errors import BadInput
 from sordino.methods import Plan
 from sordino.privacy.accounting import composed_epsilon
+from sordino.privacy.attacker import attack_on_either
 from sordino.privacy.held import HELD, OF_HELD
 from sordino.privacy.ledger import Ledger
-from sordino.privacy.statement import attack_on_either
 from sordino.privacy.types import RECORD, Event, Scheme
 
 SCHEMA = 2

@@ -11,12 +11,13 @@ from torch import Tensor
 
 from sordino.engine.federation import wire
 from sordino.engine.federation.limits import Refused
+from sordino.engine.federation.release_log import note_release
 from sordino.engine.federation.wire import Packet, pack
+from sordino.privacy.attacker import attack_on_either
 from sordino.privacy.gate import Gate, Permit, Terms, key_of
 from sordino.privacy.generators import Source, Turn
 from sordino.privacy.held import OF_HELD
 from sordino.privacy.ledger import Ledger
-from sordino.privacy.statement import attack_on_either
 from sordino.privacy.types import Release
 
 log = logging.getLogger("sordino.site")
@@ -75,6 +76,7 @@ class Till:
         if self.private:
             self.ledger.store(self.account, self.run, key, request, reply)
             self.ledger.forget(self.account, self.run, keep=RESENDABLE)
+        note_release(self.ledger, self.account, self.run, terms.what)
         log.info("%s: released", key)
         return reply
 

@@ -314,7 +314,7 @@ class Site:
             why = f"run {task.run} used {understood.method.name}, which adds no noise"
             self.ledger.mark_not_private(self.account + HELD, why)
             return understood, task, task.times
-        plan = task.declaration(self.account + HELD)
+        plan = task.declaration(self.account + HELD, str(brief.get("name", "")))
         return understood, task, self.ledger.declare([plan], self.policy.run_epsilon)[plan.client]
 
     def _bye(self, packet: Packet, request: str) -> bytes:
@@ -364,7 +364,7 @@ class Site:
             self.ledger.mark_not_private(self.account, f"run {job.run} used {method.name}, which adds no noise")
             return job, plan.turns
         events, whole = plan.declaration()
-        declared = LedgerPlan(self.account, job.run, events, whole)
+        declared = LedgerPlan(self.account, job.run, events, whole, str(brief.get("name", "")))
         return job, self.ledger.declare([declared], self.policy.run_epsilon)[self.account]
 
     def _pact(self, packet: Packet, method: Method) -> Pact | None:

@@ -14,6 +14,7 @@ from sordino.data.survey import Places, Survey, parse_survey
 from sordino.engine.federation import wire
 from sordino.engine.federation.job import safe
 from sordino.engine.federation.limits import Declared, Policy, Refused
+from sordino.engine.federation.release_log import note_release
 from sordino.engine.federation.wire import Packet, pack
 from sordino.errors import BadInput, BudgetRefused, SordinoError
 from sordino.privacy.gate import Gate, Terms, key_of
@@ -80,7 +81,7 @@ def answer_survey(site: Site, packet: Packet, request: str) -> bytes:
     account, run = site.account + HELD, safe(str(brief["run"]))
     turn = Turn(account, 1)
     key = key_of(turn, terms, "")
-    declared = LedgerPlan(account, run, (terms.event,), 1)
+    declared = LedgerPlan(account, run, (terms.event,), 1, str(brief.get("name", "")))
     if not site.ledger.declare([declared], site.policy.run_epsilon)[account]:
         raise BudgetRefused("what is left of this site's budget for held-out records does not pay for this survey")
     stored = site.ledger.stored(account, run, key, request)
@@ -108,5 +109,6 @@ def answer_survey(site: Site, packet: Packet, request: str) -> bytes:
         log.exception("the survey of run %s failed after it was charged; the server is told 'unavailable'", run)
         return wire.unavailable()
     site.ledger.store(account, run, key, request, reply)
+    note_release(site.ledger, account, run, terms.what)
     log.info("survey of run %s: %d tables released, ε %.4g", run, len(survey.columns), spent["survey_epsilon"])
     return reply

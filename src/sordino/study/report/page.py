@@ -16,7 +16,7 @@ from markupsafe import Markup
 from sordino._version import __version__
 from sordino.engine.checkpoint import write_atomic
 from sordino.errors import BadInput
-from sordino.privacy.statement import at_most
+from sordino.privacy.attacker import at_most
 from sordino.study.report import numbers
 
 
