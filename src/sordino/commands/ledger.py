@@ -16,14 +16,25 @@ File = Annotated[Path, typer.Argument(help="The ledger.", show_default=False)]
 
 
 @app.command("show")
-def show(path: File, client: Annotated[str | None, typer.Option(help="One client only.")] = None) -> None:
-    """Print each client's statement in plain words."""
+def show(
+    path: File,
+    client: Annotated[str | None, typer.Option(help="One client only.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a page with a log of releases instead.")] = None,
+) -> None:
+    """Print each client's statement in plain words, or write a page for whoever answers for it."""
+    from sordino.privacy.held import HELD
     from sordino.privacy.statement import statement, statement_text
 
     with _ledger(path) as book:
         names = [account.client for account in book.accounts()]
         if client is not None and client not in names:
             raise _unknown(client, path, names)
+        if html is not None:
+            from sordino.study.report.officer import write_officer
+
+            own = [one for one in names if client is None or one.removesuffix(HELD) == client.removesuffix(HELD)]
+            typer.echo(f"page: {write_officer(book, html, own)}")
+            return
         for name in names if client is None else [client]:
             typer.echo(statement_text(statement(book, name)) + "\n")
 

@@ -14,8 +14,8 @@ def named(standing: Standing) -> dict[str, Any]:
     return {"run": standing.plan.run, "study": standing.plan.study or None, **when}
 
 
-def titles(told: dict[str, Any]) -> dict[str, str]:
-    """By run, what a statement calls it: its study and its days; ``run …`` where the ledger knows no name.
+def titles(told: dict[str, Any], dated: bool = True) -> dict[str, str]:
+    """By run, what a statement calls it: its study and (``dated``) its days; ``run …`` where the ledger knows no name.
 
     Runs of one study are numbered in the order they were declared.
     """
@@ -26,10 +26,8 @@ def titles(told: dict[str, Any]) -> dict[str, str]:
             found[one["run"]] = f"run {one['run']}"
             continue
         which = f", run {names[: place + 1].count(one['study'])}" if names.count(one["study"]) > 1 else ""
-        when = (
-            ""
-            if one["first"] is None
-            else f" ({one['first']}" + (")" if one["first"] == one["last"] else f" to {one['last']})")
-        )
+        first, last = one["first"], one["last"]
+        when = f" ({first})" if first == last else f" ({first} to {last})"
+        when = when if dated and first is not None else ""
         found[one["run"]] = f"study {one['study']}{which}{when}"
     return found

@@ -402,6 +402,12 @@ def _aliases(names: Sequence[str]) -> dict[Any, str]:
     return {**by_place, **{name: name for name in names}}
 
 
+def study_name(study: Mapping[str, Any]) -> str | None:
+    """What a study is called, or what its data are."""
+    named = (("name",), ("study", "name"), ("data", "source", "name"), ("data", "name"))
+    return next((name for path in named if isinstance(name := dig(study, path), str)), None)
+
+
 def dig(row: Mapping[str, Any], path: Sequence[str]) -> Any:
     """What lies at the end of a path of keys, or None where the path breaks off."""
     value: Any = row

@@ -41,12 +41,19 @@ def _templates() -> Environment:
         found.filters[word] = getattr(numbers, word)
     found.filters |= {
         "at_most": at_most,
+        "md": in_markdown,
         "epsilon": numbers.as_epsilon,
         "epsilons": _epsilons,
         "counted": _counted,
         "sortable": _sortable,
     }
     return found
+
+
+def in_markdown(text: Any) -> str:
+    """A text that is only text in Markdown: a name can neither break a table nor become markup."""
+    told = " ".join(str(text).split()).replace("&", "&amp;").replace("<", "&lt;")
+    return "".join(f"\\{one}" if one in "|`*_[]" else one for one in told)
 
 
 def _asset(name: str) -> Markup:
