@@ -95,19 +95,12 @@ def browser():
         yield found
 
 
-def overflowing(page) -> list:
-    """What sticks out of the window, apart from what a box of its own lets scroll."""
-    return page.evaluate("""() => [...document.querySelectorAll("body *")].filter((node) =>
-      !node.closest(".scroll, svg, noscript, script, style, .skip") && node.getClientRects().length
-      && node.getBoundingClientRect().right > innerWidth + 0.5).map((node) => [node.tagName, node.className])""")
-
-
 @pytest.mark.parametrize("width", [1280, 390])
 def test_the_officers_page_fits_in_silence(browser, ledger, tmp_path, width):
     page, seen = browsing.opened(browser, write_officer(ledger, tmp_path / "page.html"), width=width)
     page.evaluate("for (const one of document.querySelectorAll('details')) one.open = true")
     assert page.evaluate("document.documentElement.scrollWidth") == width
-    assert overflowing(page) == []
+    assert browsing.overflowing(page) == []
     assert seen.complaints == []
     assert len(seen.requests) == 1
     for theme in ("light", "dark"):
@@ -125,7 +118,7 @@ def test_the_card_in_a_report_fits_and_can_be_saved(browser, tmp_path, width):
     page.locator("#card summary").click()
     assert page.locator("#card pre").inner_text().startswith("# Model card: digits")
     assert page.evaluate("document.documentElement.scrollWidth") == width
-    assert overflowing(page) == []
+    assert browsing.overflowing(page) == []
     with page.expect_download() as saved:
         page.click("#card a[download]")
     assert saved.value.suggested_filename == "model-card.md"

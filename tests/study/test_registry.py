@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 import yaml
@@ -250,3 +251,9 @@ def test_a_top_up_needs_a_reason_and_a_name_and_raises_both_accounts(in_folder, 
             assert book.account(name).budget.epsilon == 3.5
             (note,) = book.account(name).top_ups
             assert (note.epsilon, note.reason, note.officer) == (0.5, "second study", "Dr. Weiss")
+
+
+def test_the_example_is_complete(ledger):
+    said = read_answers(Path(__file__).parents[2] / "examples" / "federation" / "registry.toml")
+    assert faults(entry_text(ledger, said)) == []
+    assert entry(ledger, said)["deployment"]["administrative"]["tier"] == 3

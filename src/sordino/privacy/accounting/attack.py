@@ -37,7 +37,7 @@ FALSE_POSITIVES = 0.01
 """The share of unused records that an attacker may call used: what a serious attack is held to."""
 
 _TAIL = 1e-10  # probability of losses beyond the window, which count as certainty
-_FINENESS = 1.2e-4  # step² times the number of releases, over the variance of the whole loss
+_FINENESS = 1e-3  # step² times the number of releases, over the variance of the whole loss
 _COARSEST = 0.05
 _LARGEST_LATTICE = 1 << 20
 _FIRST_LOOK = 1 << 12

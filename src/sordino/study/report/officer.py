@@ -119,14 +119,14 @@ def _line(one: Told, run: str, words: str) -> dict[str, str]:
 
 def _decisions(told: Sequence[Told]) -> list[dict[str, str]]:
     """Top-ups, and what the ledger was tied to; a site's two accounts share the latter, which is told once."""
-    found = []
+    found = [
+        {"client": "the ledger", "what": f"tied to site {tied['site']} and its records", **_said(tied)}
+        for tied in next((one["bindings"] for one in told if one["bindings"]), [])
+    ]
     for one in told:
         for raised in one["top_ups"]:
             what = f"budget raised by ε = {raised['epsilon']:g}"
             found.append({"client": one["client"], "what": what, **_said(raised)})
-    for tied in next((one["bindings"] for one in told if one["bindings"]), []):
-        what = f"tied to site {tied['site']} and its records"
-        found.append({"client": "the ledger", "what": what, **_said(tied)})
     return sorted(found, key=lambda row: row["time"])
 
 
