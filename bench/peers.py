@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from bench.flower import flower
-from bench.ours import sordino
+from bench.ours import persons, sordino
 from bench.workloads import Task
 from sordino.errors import BadInput
 
@@ -108,6 +108,7 @@ def _add(total: list[torch.Tensor], local: nn.Module, first: nn.Module) -> None:
 
 PEERS: dict[str, Callable[[Task], Round]] = {
     "sordino": sordino,
+    "persons": persons,
     "plain": plain,
     "plain-channels-last": plain_channels_last,
     "opacus": opacus,

@@ -84,20 +84,24 @@ def find(name: str) -> Workload:
     return WORKLOADS[name]
 
 
+def plan_of(work: Workload, dimension: int, unit: int = 1) -> Plan:
+    """dp-fedavg's plan; with units of several records of as many fewer units a batch, so that records are as many."""
+    names = tuple(f"client-{i}" for i in range(work.clients))
+    sizes = np.full(work.clients, work.records // unit, dtype=np.int64)
+    population = Population(names, sizes, (Budget(8.0, 1e-5),) * work.clients)
+    # Two rounds are planned and the first is timed: after it, nobody looks at the model.
+    training = Training(rounds=2, batch=work.batch // unit, steps=work.steps, lr=0.05, clip=1.0, evaluate=2)
+    return methods.make_plan(methods.get("dp-fedavg"), training, population, dimension, 0)
+
+
 def prepare(work: Workload, pool: int = 40) -> Task:
     """Random records, the model, dp-fedavg's plan, and one round's batches as sordino's sampler draws them."""
     generator = torch.Generator().manual_seed(0)
     records = work.records * min(work.clients, pool)
     x = torch.randn(records, *work.shape, generator=generator)
     y = torch.randint(0, 10, (records,), generator=generator)
-    names = tuple(f"client-{i}" for i in range(work.clients))
-    sizes = np.full(work.clients, work.records, dtype=np.int64)
-    population = Population(names, sizes, (Budget(8.0, 1e-5),) * work.clients)
-    # Two rounds are planned and the first is timed: after it, nobody looks at the model.
-    training = Training(rounds=2, batch=work.batch, steps=work.steps, lr=0.05, clip=1.0, evaluate=2)
     model = models.build(work.model, work.shape, 10, 0, **work.options)
-    dimension = sum(p.numel() for p in model.parameters())
-    plan = methods.make_plan(methods.get("dp-fedavg"), training, population, dimension, 0)
+    plan = plan_of(work, sum(p.numel() for p in model.parameters()))
     source = Keyed(KEY)
     batches = [
         source.batches(Turn(c.name, 1), "gradient", c.terms.sampling, c.records, c.terms.count) for c in plan.clients

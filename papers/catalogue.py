@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
-from papers import accuracy, accuracy_ingredients, accuracy_published, adaptdp, fedfdp, robust_hdp, selection
+from papers import (
+    accuracy,
+    accuracy_ingredients,
+    accuracy_persons,
+    accuracy_published,
+    adaptdp,
+    fedfdp,
+    robust_hdp,
+    selection,
+)
 from papers.experiment import Experiment
 
-PAPERS = (selection, robust_hdp, fedfdp, adaptdp, accuracy, accuracy_published, accuracy_ingredients)
+PAPERS = (selection, robust_hdp, fedfdp, adaptdp, accuracy, accuracy_published, accuracy_ingredients, accuracy_persons)
 EXPERIMENTS: dict[str, Experiment] = {one.name: one for paper in PAPERS for one in paper.EXPERIMENTS}

@@ -20,6 +20,7 @@ from papers.experiment import Cell
 from papers.standin import load_or_stand_in
 from sordino import methods, models
 from sordino.data import Dataset, Federation
+from sordino.data.partitions import generator
 from sordino.methods import Method, noises_of, wants_auto
 from sordino.privacy.trust import Trust
 from sordino.study.folder import Planned
@@ -93,10 +94,11 @@ class Workshop:
         settings = dict(cell.data)
         key = _text([settings, cell.budgets, cell.seed])
         if key not in self._federations:
-            chosen = self._set(settings.pop("name"), settings.pop("options", {}))
+            chosen, by = self._set(settings.pop("name"), settings.pop("options", {})), settings.pop("by", None)
             dealt = chosen.partition(seed=cell.seed, **settings)
+            dealt = dealt.by_record() if by == "record" else dealt
             if cell.budgets is not None:
-                dealt = dealt.with_budgets(seed=cell.seed, **cell.budgets)
+                dealt = _promised(dealt, cell.budgets, cell.seed)
             self._federations[key] = dealt
         return self._federations[key]
 
@@ -120,10 +122,20 @@ class Workshop:
         if method.select.draws or wants_auto(method, cell.training):  # rounds may then follow from the model
             drawn = [method.select.name, cell.parts.get("select"), cell.seed, cell.model, dict(cell.model_options)]
         budgets = [(b.epsilon, b.delta, str(b.adjacency)) for b in clients.budgets or ()]
-        who = [clients.sizes.tolist(), budgets, clients.batch_sizes, clients.names]
+        levels = [[(one.name, one.budget.epsilon, one.records) for one in own] for own in clients.levels]
+        who = [clients.sizes.tolist(), budgets, clients.batch_sizes, clients.names, *([levels] if levels else [])]
         how = [method.private, method.calibrate.by, method.calibrate.strictest, asked, method.aggregate.sets_steps]
         shared = cell.trust and [cell.trust, method.aggregate.name, cell.parts.get("aggregate")]  # weights count then
         return hashlib.sha256(_text([who, how, training, drawn, shared]).encode()).hexdigest()
+
+
+def _promised(clients: Federation, budgets: Mapping[str, Any], seed: int) -> Federation:
+    """The clients with budgets; with ``levels`` that records have at random, by ``shares``."""
+    if "levels" not in budgets:
+        return clients.with_budgets(seed=seed, **budgets)
+    names, shares = list(budgets["levels"]), budgets["shares"]
+    words = generator(seed, "levels").choice(names, len(clients.x), p=[shares[one] for one in names])
+    return clients.with_levels(budgets["levels"], words.tolist(), budgets["delta"])
 
 
 def _kept(fixed: nn.Module, x: Any, path: Path) -> Any:

@@ -265,7 +265,7 @@ def tune(
     and nothing is paid twice.
     """
     from sordino.privacy.ledger_format import check_path
-    from sordino.privacy.statement import epsilon_in_words
+    from sordino.privacy.words import epsilon_in_words
     from sordino.study.evaluated import search_table, told_apart
     from sordino.study.file import read_study
     from sordino.study.progress import Live

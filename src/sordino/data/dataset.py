@@ -25,9 +25,11 @@ from sordino.data.units import (
     members,
     numbered,
     of_clients,
+    spoken,
 )
 from sordino.errors import BadInput
 from sordino.privacy.held import held_out
+from sordino.privacy.levels import Consent, Levels
 from sordino.privacy.types import RECORD, Adjacency, Budget
 
 Features = npt.NDArray[np.float32]
@@ -65,6 +67,8 @@ class Dataset:
         Whether those clients are files in the order of their names.
     ranged
         For tables: how many of a record's first numbers have a declared range, and the range they were scaled to.
+    words
+        Columns that were kept as words, one a record: None where there was none, all of a unit's where they differ.
     units, unit_records, unit_name
         Where a unit of privacy has several records: the number of every record's unit, the public cap on how many of
         them count (those beyond it are left out when records are dealt), and the word for a unit.
@@ -83,6 +87,7 @@ class Dataset:
     source: dict[str, Any] = field(default_factory=dict)
     sorted_files: bool = False
     ranged: Ranged | None = None
+    words: Mapping[str, Sequence[object]] = field(default_factory=dict)
     units: Index | None = None
     unit_records: int = UNIT_RECORDS
     unit_name: str = UNIT_NAME
@@ -103,7 +108,9 @@ class Dataset:
     def _only(self, chosen: Index) -> Dataset:
         """These records alone."""
         owners, of = (None if one is None else one[chosen] for one in (self.owners, self.units))
-        return replace(self, x=self.x[chosen], y=self.y[chosen], valid=self.valid[chosen], owners=owners, units=of)
+        words = {column: tuple(own[k] for k in chosen.tolist()) for column, own in self.words.items()}
+        x, y, valid = self.x[chosen], self.y[chosen], self.valid[chosen]
+        return replace(self, x=x, y=y, valid=valid, owners=owners, units=of, words=words)
 
     def by_unit(self, ids: Sequence[object], records: int | None = None, name: str | None = None) -> Dataset:
         """The same records with another unit of privacy: ``ids`` says of every record whose it is.
@@ -111,7 +118,8 @@ class Dataset:
         Parameters
         ----------
         ids
-            Equal ids mark records of one unit; where records come with clients, of one unit at each of them.
+            Equal ids mark records of one unit. Where records come with clients it is a unit at each of them, and where
+            they are dealt anew it goes to one client as a whole.
         records
             The public cap: of a unit with more records so many count, chosen by a hash (``data.units``).
         name
@@ -126,12 +134,13 @@ class Dataset:
             raise BadInput(f"{len(ids)} ids for {len(self)} records: say of every record whose it is")
         most = check_unit_records(UNIT_RECORDS if records is None else records, "unit_records")
         called = check_unit_name(UNIT_NAME if name is None else name, "unit_name")
-        own = np.zeros(len(self), dtype=np.int64) if self.owners is None else self.owners
         names = [str(one) for one in ids]
-        numbers = of_clients(numbered(names), own)
-        keep = kept(numbers, names, most)
+        units = numbered(names)
+        whose = units if self.owners is None else of_clients(units, self.owners)
+        keep = kept(whose, names, most)
         told = {**self.source, "unit": {"name": called, "records": most}}
-        found = replace(self, units=numbers, unit_records=most, unit_name=called, source=told)
+        words = {column: spoken(own, whose) for column, own in self.words.items()}
+        found = replace(self, units=units, unit_records=most, unit_name=called, source=told, words=words)
         return found if keep.all() else found._only(np.flatnonzero(keep))
 
     def partition(
@@ -165,7 +174,7 @@ class Dataset:
             The fewest records, training and test together, that a client may have.
         """
         check_options(kind, options)
-        table = None if self.units is None else members(numbered(self.units))
+        table = None if self.units is None else self._members(self.units, kind)
         first = np.arange(len(self), dtype=np.int64) if table is None else table[:, 0]
         pool, held = self._without_central(central, seed, first if table is None else table)
         if kind == "natural":
@@ -191,8 +200,17 @@ class Dataset:
         return Federation(
             self.name, self.x, self.y, self.valid, names, train, tests, held, self.task, self.classes,
             description=described, sorted_files=self.sorted_files and kind == "natural", ranged=self.ranged,
-            units=table, unit_name=RECORD if table is None else self.unit_name,
+            words=self.words, units=table, unit_name=RECORD if table is None else self.unit_name,
         )  # fmt: skip
+
+    def _members(self, units: Index, kind: str) -> Index:
+        """The records of every unit that is dealt: of a person at each client, where clients stay as they came."""
+        if kind == "natural":
+            return members(numbered(units) if self.owners is None else of_clients(units, self.owners))
+        # A person's records at several clients come together again: they may be more than of one unit count.
+        keep = np.flatnonzero(kept(units, units.astype(str).tolist(), self.unit_records))
+        table = members(numbered(units[keep]))
+        return np.where(table < 0, -1, keep[table])
 
     def _without_central(self, share: float, seed: int, table: Index) -> tuple[Index, tuple[Features, Targets] | None]:
         """The units to deal out, and the central test set; ``table`` has the records of every unit."""
@@ -268,6 +286,11 @@ class Federation:
         Whether the clients are files in the order of their names, which nobody chose.
     ranged
         How many of a record's first numbers have a declared range, and which; None for anything but tables.
+    words
+        Columns that were kept as words, one a record: None where there was none, all of a unit's where they differ.
+    consent
+        Levels of consent, where budgets differ within a client (``with_levels``), of all records. ``budgets`` are then
+        the strictest level's.
     """
 
     name: str
@@ -285,6 +308,8 @@ class Federation:
     description: dict[str, Any] = field(default_factory=dict)
     sorted_files: bool = False
     ranged: Ranged | None = None
+    words: Mapping[str, Sequence[object]] = field(default_factory=dict)
+    consent: Consent | None = None
     units: Index | None = None
     unit_name: str = RECORD
 
@@ -319,6 +344,11 @@ class Federation:
     def shape(self) -> tuple[int, ...]:
         """The shape of one record."""
         return tuple(self.x.shape[1:])
+
+    def by_record(self) -> Federation:
+        """The same clients and records, every record a unit of its own; for comparison. Budgets are to be set anew."""
+        train = [np.sort(self.records_of(part)) for part in self.train]
+        return replace(self, units=None, unit_name=RECORD, train=train, budgets=None, consent=None)
 
     def held_out(self, share: float, seed: int) -> tuple[Federation, tuple[Index, ...]]:
         """The clients without a share of their training units, and each client's units that were taken.
@@ -368,6 +398,54 @@ class Federation:
         warn_of(made.names, made.budgets or ())
         return made
 
+    def with_levels(
+        self,
+        levels: Mapping[str, float],
+        column: str | Sequence[Any],
+        delta: float | Sequence[float] | Mapping[str, float] = 1e-5,
+        adjacency: str | Adjacency = Adjacency.ZERO_OUT,
+    ) -> Federation:
+        """The same federation with budgets that differ within every client, by the level that a record's person chose.
+
+        Parameters
+        ----------
+        levels
+            ε by level: ``{"strict": 0.5, "standard": 1.0, "generous": 4.0}``.
+        column
+            The column that says a record's level, kept by ``from_folder(…, also=[column])``; or a word for every
+            record, in the order of ``x`` (for ``from_arrays`` the clients' records one after another).
+
+        A record whose word is missing or names no level is of the strictest; of a unit with several records the
+        strictest of their levels counts. See docs/levels.md.
+        """
+        if isinstance(column, str) and column not in self.words:
+            raise BadInput(
+                f"the column {column!r} was not kept with the records: load them with from_folder(…, also=[{column!r}])"
+            )
+        words = self.words[column] if isinstance(column, str) else column
+        if len(words) != len(self.x):
+            raise BadInput(f"{len(words)} words of levels for {len(self.x)} records: give one each, in the order of x")
+        consent = Consent.of_words(words, levels, "budgets.levels")
+        consent = consent if self.units is None else consent.of_units(self.units)
+        made = self.with_budgets(min(consent.epsilons.values()), delta, adjacency=adjacency)
+        named = column if isinstance(column, str) else "words"
+        described = {**made.description["budgets"], "levels": dict(consent.epsilons), "column": named}
+        return replace(made, consent=consent, description={**made.description, "budgets": described})
+
+    @property
+    def levels(self) -> tuple[Levels, ...]:
+        """By client the levels of its training records, with how many each has; empty where budgets have no levels."""
+        if self.consent is None or self.budgets is None:
+            return ()
+        return tuple(self.consent.of(part).levels(budget) for part, budget in zip(self.train, self.budgets))
+
+    @property
+    def members(self) -> tuple[dict[str, Index], ...]:
+        """By client and level which of its training records have it; empty where budgets have no levels."""
+        if self.consent is None:
+            return ()
+        return tuple(self.consent.of(part).members for part in self.train)
+
     def with_terms(self, terms: BudgetTerms) -> Federation:
         """``with_budgets``, its arguments put together; warns of a δ above 1/n only (``warn_of`` looks at ε)."""
         budgets, batches = terms.of(self.names, self.sorted_files)
@@ -377,7 +455,7 @@ class Federation:
         made |= {"adjacency": str(Adjacency.parse(terms.adjacency)), **terms.options}
         made |= {} if terms.order is None else {"order": list(terms.order)}
         description = {**self.description, "budgets": plain(made)}
-        return replace(self, budgets=budgets, batch_sizes=batches, description=description)
+        return replace(self, budgets=budgets, batch_sizes=batches, description=description, consent=None)
 
 
 def check_options(kind: str, options: Mapping[str, Any]) -> None:

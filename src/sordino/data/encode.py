@@ -211,7 +211,7 @@ def unit_ids(table: RawTable, schema: Schema) -> list[str]:
     return ["" if one is None else str(one) for one in words(table.columns[schema.unit]).to_pylist()]
 
 
-def _positions(column: Any, declared: Sequence[str]) -> npt.NDArray[np.int64]:
+def positions(column: Any, declared: Sequence[str]) -> npt.NDArray[np.int64]:
     """Where each cell stands in the declared values; −1 when it does not."""
     found = pc.fill_null(pc.index_in(words(column), value_set=pa.array(list(declared), pa.string())), -1)
     place: npt.NDArray[np.int64] = found.to_numpy(zero_copy_only=False).astype(np.int64)
@@ -278,7 +278,7 @@ def encode_table(table: RawTable, schema: Schema, invalid: str = "refuse") -> Ar
         x[:, k] = interval.scaled(np.where(np.isfinite(values), values, interval.low), schema.scale)
     at = len(schema.numeric)
     for name, declared in schema.categorical.items():
-        place, absent = _positions(table.columns[name], declared), _absent_words(table.columns[name], schema.missing)
+        place, absent = positions(table.columns[name], declared), _absent_words(table.columns[name], schema.missing)
         other = (place < 0)[~absent]
         if other.sum() > MOST * other.size:
             log.warning(
@@ -292,7 +292,7 @@ def encode_table(table: RawTable, schema: Schema, invalid: str = "refuse") -> Ar
         at += len(declared) + 1
     column, what = table.columns[schema.target], f"column {schema.target!r}"
     if schema.classes is not None:
-        labels = _positions(column, schema.classes)
+        labels = positions(column, schema.classes)
         faults.append((labels < 0, what, "is none of the declared classes", column))
         return _settled(table.where, x, labels, faults, invalid)
     values, absent, wrong = numbers(column, schema.missing)

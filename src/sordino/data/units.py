@@ -84,6 +84,15 @@ def members(units: Index, most: int | None = None) -> Index:
     return table
 
 
+def spoken(words: Sequence[object], units: Index) -> tuple[object, ...]:
+    """For every record what its unit said: its word, or all of them where its records differ."""
+    said: dict[int, set[object]] = {}
+    for unit, one in zip(units.tolist(), words):
+        said.setdefault(unit, set()).update(one if isinstance(one, tuple) else (one,))
+    every = {unit: own.pop() if len(own) == 1 else tuple(sorted(own, key=str)) for unit, own in said.items()}
+    return tuple(every[unit] for unit in units.tolist())
+
+
 def flat(table: Index) -> Index:
     """The records of these units, unit after unit."""
     return table[table >= 0]

@@ -59,7 +59,5 @@ class Seat:
 
     def batches(self) -> Batches:
         """The row's batches, as positions among the records of all runs."""
-        client, terms = self.opened.called.clients[self.place], self.terms
-        records = self.setup.plan.clients[client].records
-        drawn = self.setup.gate.source.batches(self.turn, terms.what, terms.sampling, records, terms.count)
-        return Batches(self.setup.train[client][drawn.positions] + self.first, drawn.ends)
+        drawn = self.setup.batches(int(self.opened.called.clients[self.place]), self.turn, self.terms)
+        return Batches(drawn.positions + self.first, drawn.ends)

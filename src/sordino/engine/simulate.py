@@ -27,8 +27,9 @@ from sordino.engine.sharded import Shard
 from sordino.errors import SordinoError
 from sordino.methods.asking import Ask
 from sordino.methods.plan import Plan
+from sordino.privacy.drawing import Members, draw_batches, draws_of
 from sordino.privacy.gate import Gate, Permit, Terms, fingerprint
-from sordino.privacy.generators import Keyed, Turn
+from sordino.privacy.generators import Batches, Keyed, Turn
 from sordino.privacy.types import Release
 from sordino.server.running import Running
 from sordino.server.select import Round
@@ -72,6 +73,14 @@ class Setup:
     """This process's share, where several simulate one run together."""
     scoring: Scoring | None = None
     """How the run is judged on held-out records, as a deployment would be; None where it is not."""
+    members: tuple[Members, ...] = ()
+    """Of every client which of its training records are in which group; empty where nobody has groups."""
+
+    def batches(self, client: int, turn: Turn, terms: Terms) -> Batches:
+        """The batches of one turn, as positions among all records."""
+        own = self.members[client] if self.members else None
+        drawn = draw_batches(self.gate.source, turn, terms, self.plan.clients[client].records, own)
+        return drawn.of(self.train[client])
 
     @property
     def course(self) -> rounds.Course:
@@ -241,14 +250,9 @@ def _draw_ahead(setup: Setup, opened: Opened) -> None:
         rows = zip(opened.permit.turns, opened.permit.terms, opened.called.clients)
         source.expect(
             [
-                (
-                    turn._replace(round=opened.number + 1),
-                    one.what,
-                    one.sampling,
-                    setup.plan.clients[i].records,
-                    one.count,
-                )
+                draw
                 for turn, one, i in rows
+                for draw in draws_of(turn._replace(round=opened.number + 1), one, setup.plan.clients[i].records)
             ]
         )
 
@@ -291,11 +295,7 @@ def _grant(setup: Setup, state: Checkpoint, number: int, called: Round, each: Se
 
 def draw_rows(setup: Setup, clients: Index, permit: Permit) -> Rows:
     """Draw the batches of some rows."""
-    batches = []
-    for turn, terms, i in zip(permit.turns, permit.terms, clients):
-        records = setup.plan.clients[i].records
-        drawn = setup.gate.source.batches(turn, terms.what, terms.sampling, records, terms.count)
-        batches.append(drawn.of(setup.train[i]))
+    batches = [setup.batches(int(i), turn, terms) for turn, terms, i in zip(permit.turns, permit.terms, clients)]
     return Rows(permit.turns, batches, setup.records)
 
 

@@ -7,7 +7,7 @@ against the plan and never runs an accountant during training.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from sordino.errors import BadInput
 from sordino.methods import sharing as sharing_of
 from sordino.methods.evaluation import Judging
+from sordino.methods.levels import LevelPlan, at_rates, calibrated, check_levels, in_groups, rates_of
 from sordino.methods.method import Method
 from sordino.methods.selection import Setting
 from sordino.methods.sharing import Sharing
@@ -24,6 +25,7 @@ from sordino.methods.training import Population, Training
 from sordino.privacy.accounting import calibrate_events, composed_epsilon, split
 from sordino.privacy.accounting.published import wor_phase_scales
 from sordino.privacy.gate import Terms
+from sordino.privacy.levels import Levels, present
 from sordino.privacy.trust import NOBODY_TRUSTED, Trust
 from sordino.privacy.types import Budget, Event, Sampling
 from sordino.server.rule import Aggregate
@@ -43,6 +45,8 @@ class ClientPlan:
         asked in the whole run.
     epsilon: ε of the whole plan, by the accountant the ledger charges with; ∞ when nothing protects.
     adaptive: whether the number of steps of a turn may vary, under the total.
+    levels: where records differ in what they allow, what each level with records will spend, the strictest first;
+        ``budget`` and ``epsilon`` are then the strictest one's.
     """
 
     name: str
@@ -54,6 +58,32 @@ class ClientPlan:
     queries: tuple[int, ...]
     epsilon: float
     adaptive: bool = False
+    levels: tuple[LevelPlan, ...] = ()
+
+    @property
+    def budgets(self) -> dict[str, Budget]:
+        """By what its accounts are called after the client's name: what may be spent from each."""
+        if not self.levels:
+            return {"": self.budget}
+        return {one.level.suffix: one.budget for one in self.levels}
+
+    @property
+    def accounts(self) -> dict[str, Budget]:
+        """By account: what may be spent from it. The client's own, or one for every level."""
+        return {self.name + suffix: budget for suffix, budget in self.budgets.items()}
+
+    @property
+    def widest(self) -> tuple[Budget, float]:
+        """A budget and ε of the plan that hold for every record: of the level that allows most, or the client's."""
+        if not self.levels:
+            return self.budget, self.epsilon
+        return self.levels[-1].budget, max(one.epsilon for one in self.levels)
+
+    @property
+    def fits(self) -> bool:
+        """Whether the plan costs no account more than its budget."""
+        own = self.levels or (self,)
+        return all(one.epsilon <= one.budget.epsilon for one in own)
 
     @property
     def whole(self) -> bool:
@@ -65,21 +95,34 @@ class ClientPlan:
         """The noise multiplier z of the gradient release."""
         return self.terms.noise("gradient")
 
-    def declaration(self) -> tuple[tuple[Event, ...], int]:
-        """What the ledger is told: the events of one turn and the number of turns.
+    @property
+    def declared_turns(self) -> int:
+        """How many turns the ledger is told of.
 
         Where questions and turns differ in number (candidates), or turns in length, the whole run counts as one turn.
         """
-        if self.whole:
-            return tuple(e for e in self.total() if e.count), 1
-        return (self.terms.event, *(one.event for one in self.asks)), self.turns
+        return 1 if self.whole else self.turns
 
-    def total(self, turns: int | None = None) -> list[Event]:
-        """Everything released in the whole run, or in so many turns of it."""
+    def declaration(self) -> dict[str, tuple[tuple[Event, ...], int]]:
+        """What the ledger is told, by account: the events of one turn and the number of turns."""
+        if self.whole:
+            turns = {suffix: tuple(e for e in own if e.count) for suffix, own in self.totals().items()}
+        else:
+            each = [one.events for one in (self.terms, *self.asks)]
+            turns = {suffix: tuple(one[suffix] for one in each) for suffix in self.budgets}
+        return {self.name + suffix: (events, self.declared_turns) for suffix, events in turns.items()}
+
+    def totals(self, turns: int | None = None) -> dict[str, list[Event]]:
+        """Everything released in the whole run, or in so many turns of it, by ``budgets``' names of accounts."""
         taken = self.turns if turns is None else turns
         asked = self.queries if turns is None else tuple(min(q, taken) for q in self.queries)
-        events = [self.terms.event.times(self.terms.count * taken)]
-        return events + [one.event.times(one.count * count) for one, count in zip(self.asks, asked)]
+        each = [(self.terms, self.terms.count * taken)]
+        each += [(one, one.count * count) for one, count in zip(self.asks, asked)]
+        return {suffix: [terms.events[suffix].times(count) for terms, count in each] for suffix in self.budgets}
+
+    def total(self, turns: int | None = None) -> list[Event]:
+        """The same of a client with one account; of one with levels, what its strictest records' account pays."""
+        return next(iter(self.totals(turns).values()))
 
 
 @dataclass(frozen=True)
@@ -168,6 +211,7 @@ def make_plan(
     refuses the turns that are not paid for).
     """
     _check_adjacency(population)
+    check_levels(method, training, population, trust)
     schedule = method.select.schedule(Setting(population, training, method.calibrate.accountant, dimension, seed))
     batches = training.batches(population)
     steps = training.local_steps(population.sizes, batches)
@@ -180,13 +224,15 @@ def make_plan(
         _releases(method, training, float(b), int(n), int(k), int(t), int(q), budget)
         for b, n, k, t, q, budget in zip(batches, population.sizes, steps, turns, schedule.queries, population.budgets)
     ]
+    levels = [present(population.levels_of(place)) for place in range(len(shapes))]
+    shapes = [[(in_groups(t, own), count) for t, count in shape] for shape, own in zip(shapes, levels)]
     widths = {"gradient": dimension, **{one.question.what: 1 for one in method.ask}}
     shares, spread = sharing_of.wanted(method, population, schedule)
     if trust.shared:
         sites = sharing_of.fewest(schedule, population)
         shapes = [[(sharing_of.template(t, trust, sites, widths), n) for t, n in shape] for shape in shapes]
     if noises is None:
-        noises = _noises(method, shapes, population.budgets)
+        noises = _noises(method, shapes, population.budgets, levels)
         if trust.shared:
             noises = sharing_of.levelled(shapes, noises, shares, spread, widths, schedule.rounds)
     elif [len(one) for one in noises] != [len(one) for one in shapes]:
@@ -204,9 +250,10 @@ def make_plan(
         terms = each[i]
         queries = tuple(count for _, count in shapes[i][1:])
         parts = (terms[0], tuple(terms[1:]), queries)
-        clients.append(ClientPlan(name, int(n), budget, int(turns[i]), *parts, math.inf, method.aggregate.sets_steps))
-    spent = _planned(method, clients)
-    planned = tuple(replace(c, epsilon=float(e)) for c, e in zip(clients, spent))
+        asked = tuple(LevelPlan(one, math.inf) for one in levels[i])
+        adaptive = method.aggregate.sets_steps
+        clients.append(ClientPlan(name, int(n), budget, int(turns[i]), *parts, math.inf, adaptive, asked))
+    planned = tuple(_planned(method, clients))
     return Plan(method, training, population, schedule, planned, sharing=sharing)
 
 
@@ -219,8 +266,10 @@ def _turns(schedule: Schedule, headroom: float) -> NDArray[np.int64]:
 
 
 def noises_of(plan: Plan) -> list[list[list[float]]]:
-    """Every client's noise multipliers, to be kept with a run."""
-    return [[[z for _, z in t.parts] for t in (c.terms, *c.asks)] for c in plan.clients]
+    """Every client's noise multipliers of each kind of release, to be kept with a run; where a client has levels, after
+    them their rates.
+    """
+    return [[[*(z for _, z in t.parts), *rates_of(t)] for t in (c.terms, *c.asks)] for c in plan.clients]
 
 
 def _releases(
@@ -254,19 +303,38 @@ def _asked_sampling(training: Training, size: float | str | None, batch: float, 
 
 
 def _noises(
-    method: Method, shapes: list[list[tuple[Terms, int]]], budgets: tuple[Budget, ...]
+    method: Method, shapes: list[list[tuple[Terms, int]]], budgets: tuple[Budget, ...], levels: list[Levels]
 ) -> list[list[list[float]]]:
-    """Every client's relative noises times the factor that its budget needs; zero where nothing protects."""
-    scales = np.zeros(len(shapes))
-    if method.private:
-        targets = list(budgets)
-        if method.calibrate.strictest:
-            epsilon = min(b.epsilon for b in budgets)
-            targets = [Budget(epsilon, b.delta, b.adjacency) for b in budgets]
-        templates = [[t.event.times(t.count * max(1, count)) for t, count in shape] for shape in shapes]
-        if method.calibrate.by == "wor-paper":
-            return _phase_by_phase(shapes, templates, targets)
-        scales = calibrate_events(templates, targets, accountant=method.calibrate.accountant)
+    """Every client's relative noises times the factor that its budget needs; zero where nothing protects.
+
+    Where a client has levels, their rates stand after the noises (``methods.levels``).
+    """
+    found = [[[*(0.0 for _ in t.parts), *rates_of(t)] for t, _ in shape] for shape in shapes]
+    if not method.private:
+        return found
+    targets, least = list(budgets), min(b.epsilon for b in budgets)
+    if method.calibrate.strictest:
+        targets = [replace(b, epsilon=least) for b in budgets]
+        levels = [tuple(replace(one, budget=replace(one.budget, epsilon=least)) for one in own) for own in levels]
+    several = [i for i, own in enumerate(levels) if own]
+    for i, own in zip(
+        several, calibrated([shapes[i] for i in several], [levels[i] for i in several], method.calibrate.accountant)
+    ):
+        found[i] = own
+    plain = [i for i, own in enumerate(levels) if not own]
+    for i, own in zip(plain, _plain_noises(method, [shapes[i] for i in plain], [targets[i] for i in plain])):
+        found[i] = own
+    return found
+
+
+def _plain_noises(
+    method: Method, shapes: list[list[tuple[Terms, int]]], targets: list[Budget]
+) -> list[list[list[float]]]:
+    """The noises of clients whose records have one budget."""
+    templates = [[t.event.times(t.count * max(1, count)) for t, count in shape] for shape in shapes]
+    if method.calibrate.by == "wor-paper":
+        return _phase_by_phase(shapes, templates, targets)
+    scales = calibrate_events(templates, targets, accountant=method.calibrate.accountant)
     return [[[z * s for _, z in t.parts] for t, _ in shape] for shape, s in zip(shapes, scales.tolist())]
 
 
@@ -285,14 +353,25 @@ def _phase_by_phase(
 
 
 def _exactly(terms: Terms, noises: Sequence[float]) -> Terms:
-    parts = tuple((name, float(z)) for (name, _), z in zip(terms.parts, noises))
-    return replace(terms, parts=parts)
+    """The terms with these multipliers and, where records have levels, the rates that stand after them."""
+    parts, rates = noises[: len(terms.parts)], noises[len(terms.parts) :]
+    if len(parts) != len(terms.parts) or len(rates) != len(terms.groups):
+        raise BadInput("the run to go on with has other questions, or other levels of consent: use the same study")
+    found = replace(terms, parts=tuple((name, float(z)) for (name, _), z in zip(terms.parts, parts)))
+    return at_rates(found, rates) if rates else found
 
 
-def _planned(method: Method, clients: list[ClientPlan]) -> NDArray[np.float64]:
+def _planned(method: Method, clients: list[ClientPlan]) -> Iterator[ClientPlan]:
+    """The clients, told what their plans cost every account."""
     if not method.private:
-        return np.full(len(clients), math.inf)
-    return composed_epsilon([c.total() for c in clients], [c.budget.delta for c in clients])
+        yield from clients
+        return
+    rows = [(own, c.budget.delta) for c in clients for own in c.totals().values()]
+    spent = iter(composed_epsilon([own for own, _ in rows], [delta for _, delta in rows]).tolist())
+    for c in clients:
+        costs = [next(spent) for _ in c.budgets]
+        levels = tuple(replace(one, epsilon=cost) for one, cost in zip(c.levels, costs))
+        yield replace(c, epsilon=costs[0], levels=levels)
 
 
 def _check_adjacency(population: Population) -> None:

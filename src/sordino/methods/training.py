@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 from sordino.client.augment import Augment
 from sordino.errors import BadInput
+from sordino.privacy.groups import is_account_of
+from sordino.privacy.levels import Levels
 from sordino.privacy.types import Budget, Sampling, Scheme
 
 SMALLEST, LARGEST = 1e-30, 1e30
@@ -27,6 +29,8 @@ class Population:
     budgets: tuple[Budget, ...]
     batches: NDArray[np.float64] | None = None
     """Batch sizes that came with the budgets (the published distributions have them)."""
+    levels: tuple[Levels, ...] = ()
+    """By client the levels of consent of its records, where anybody has some; the budget is the strictest one's."""
 
     def __post_init__(self) -> None:
         if not self.names:
@@ -38,12 +42,24 @@ class Population:
         for name, size in zip(self.names, self.sizes):
             if size < 1:
                 raise BadInput(f"client {name!r} has no training records: leave it out, or use fewer clients")
+        for name, size, own in zip(self.names, self.sizes, self.levels):
+            if own and sum(one.records for one in own) != size:
+                raise BadInput(f"client {name!r} has {size} training records, and levels of another number of them")
+            others = [other for other in self.names if own and other != name and is_account_of(other, name)]
+            if others:
+                raise BadInput(f"client {others[0]!r} is called like an account of {name!r}: rename one of them")
+
+    def levels_of(self, place: int) -> Levels:
+        """A client's levels; empty where all of its records have one budget."""
+        return self.levels[place] if self.levels else ()
 
     def only(self, some: NDArray[np.bool_]) -> Population:
         """The same, as if only some of the clients were there."""
         where = np.flatnonzero(some)
         names, budgets = tuple(self.names[i] for i in where), tuple(self.budgets[i] for i in where)
-        return Population(names, self.sizes[where], budgets, None if self.batches is None else self.batches[where])
+        batches = None if self.batches is None else self.batches[where]
+        levels = tuple(self.levels[i] for i in where) if self.levels else ()
+        return Population(names, self.sizes[where], budgets, batches, levels)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from sordino.errors import BadInput
 from sordino.methods.evaluation import Judging
 from sordino.methods.plan import Plan, noises_of
 from sordino.privacy.accounting import calibrate_events, composed_epsilon
@@ -27,6 +28,11 @@ def training_factors(plans: Sequence[Plan]) -> Factors:
     Every run keeps its noise relative to the others. Where all have one rate and one number of steps T, s z is the
     noise of a single run of k T steps.
     """
+    if any(client.levels for client in plans[0].clients):
+        raise BadInput(
+            "[tune] does not go with levels of consent yet: all candidates would need rates by level that pay for them "
+            "together; choose the settings by a public data set, or give every client one budget"
+        )
     budgets = [client.budget for client in plans[0].clients]
     if any(plan.method.calibrate.strictest for plan in plans):  # everybody is promised what the strictest is
         least = min(budget.epsilon for budget in budgets)

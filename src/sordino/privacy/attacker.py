@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from functools import reduce
 from typing import Any
 
 from sordino.privacy.accounting.attack import NOTHING, Attack
-from sordino.privacy.held import HELD
 from sordino.privacy.ledger import Ledger
 
 
-def attack_on_either(ledger: Ledger, clients: list[str]) -> dict[str, dict[str, Any] | None]:
-    """By client, the best that an attacker can do; of the worse of its two accounts where records are held out.
+def worst_attack(ledger: Ledger, accounts: Sequence[str]) -> dict[str, Any] | None:
+    """The best that an attacker can do to any record of these accounts, each of which is in one; the worst of them.
 
-    None where nothing is promised to anybody.
+    None where nothing is promised to some of them.
     """
-    known = {account.client for account in ledger.accounts()}
-    both = [*clients, *(name + HELD for name in clients if name + HELD in known)]
-    found, told = attacks(ledger, both), {}
-    for name in clients:
-        own, other = found[name], found.get(name + HELD, NOTHING)
-        told[name] = None if own is None or other is None else own.or_worse(other).told()
-    return told
+    found = attacks(ledger, accounts).values()
+    known = [one for one in found if one is not None]
+    return reduce(Attack.or_worse, known, NOTHING).told() if len(known) == len(found) else None
 
 
-def attacks(ledger: Ledger, names: list[str]) -> dict[str, Attack | None]:
+def attacks(ledger: Ledger, names: Sequence[str]) -> dict[str, Attack | None]:
     """By account, the best that an attacker can do; None where nothing is promised."""
     whose = {name: ledger.account(name) for name in names}
     asked = [name for name, one in whose.items() if not (one.budget.is_public or one.not_private)]

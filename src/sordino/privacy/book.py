@@ -15,6 +15,7 @@ from typing import Any
 
 from sordino.errors import BadInput, LedgerDamaged
 from sordino.privacy.ledger_format import RESTORE, Entry
+from sordino.privacy.living import Change, Life, Seats
 from sordino.privacy.trust import Shared
 from sordino.privacy.types import RECORD, Adjacency, Budget, Event, Sampling, Scheme
 
@@ -62,7 +63,8 @@ class Account:
     """A client's account. ``budget`` includes the top-ups; ``opened`` is the budget it was opened with.
 
     ``composition``: ``declared``, the first plans by the accountant and later ones by a filter; or ``filter``,
-    everything by a filter.
+    everything by a filter. ``owner``: whose records these are, where it is the account of a group of them
+    (``privacy.groups``).
     """
 
     client: str
@@ -72,6 +74,7 @@ class Account:
     simulated: bool
     since: str
     composition: str = "declared"
+    owner: str = ""
     top_ups: tuple[TopUp, ...] = ()
     not_private: tuple[str, ...] = ()
 
@@ -151,7 +154,7 @@ class Book:
     """The sum of all entries so far. ``terms`` is the last entry that was not a charge or a stored copy.
 
     ``orders``: the Rényi order of an account's filter, once a plan was admitted by it. ``unprotected``: how often a
-    client released something without noise, by run and kind.
+    client released something without noise, by run and kind. ``life``: ids that come and go, where they do.
     """
 
     identity: str = ""
@@ -162,6 +165,7 @@ class Book:
     orders: dict[str, float] = field(default_factory=dict)
     bindings: list[Binding] = field(default_factory=list)
     split: Split | None = None
+    life: Life | None = None
     unprotected: Counter[tuple[str, str, str]] = field(default_factory=Counter)
 
     def account(self, client: str) -> Account:
@@ -271,7 +275,7 @@ def _add(book: Book, e: Entry, body: dict[str, Any]) -> None:
             neighbours = Adjacency.parse(body["adjacency"])
             budget = Budget(_figure(body["epsilon"]), body["delta"], neighbours, body.get("unit", RECORD))
             said = body["accountant"], body["simulated"], e.time, body.get("composition", "declared")
-            book.accounts[client] = Account(client, budget, budget, *said)
+            book.accounts[client] = Account(client, budget, budget, *said, owner=body.get("owner", ""))
         case "plan":
             _declare(book, e, body)
         case "charge":
@@ -292,6 +296,15 @@ def _add(book: Book, e: Entry, body: dict[str, Any]) -> None:
             if book.split is not None:
                 raise ValueError("records are parted once")
             book.split = Split(e.number, e.time, **body)
+        case "living":
+            if book.life is not None:
+                raise ValueError("a ledger begins to know ids once")
+            book.life = Life(e.number, e.time, body["column"], body["key"])
+        case "ids":
+            _life(book).happened(Change(e.number, e.time, str(e.what), body["cohort"], body["count"]))
+        case "seated":
+            seats = Seats(e.number, e.time, tuple(body["cohorts"]), body["count"])
+            _life(book).seated(run, body["held"], seats)
         case "restated":
             _restate(book, client, Adjacency.parse(body["adjacency"]))
         case "unprotected":
@@ -300,6 +313,12 @@ def _add(book: Book, e: Entry, body: dict[str, Any]) -> None:
             pass  # these change no balance
         case _:
             raise KeyError(e.kind)
+
+
+def _life(book: Book) -> Life:
+    if book.life is None:
+        raise ValueError("the ledger knows no ids yet")
+    return book.life
 
 
 def _declare(book: Book, e: Entry, body: dict[str, Any]) -> None:

@@ -20,6 +20,7 @@ from torch import Tensor
 from sordino.errors import BadInput, SordinoError
 from sordino.privacy.common import Common, ceiling, within
 from sordino.privacy.generators import Source, Turn
+from sordino.privacy.groups import Group, check_groups
 from sordino.privacy.lattice import Lattice
 from sordino.privacy.ledger import Charge, Ledger
 from sordino.privacy.threads import one_thread, side_by_side
@@ -84,7 +85,9 @@ class Terms:
     ``parts`` are the quantities released from each batch with their noise multipliers: several parts of one batch are
     ONE event with z_eff = (Σ z⁻²)^(-1/2) (R4). ``divisor`` is the expected batch size q·n (R2). ``shared``: how sites
     share the noise; z is then what protects the client in the sum of all, of which it adds its own share, and
-    ``common`` has the lattice of every part.
+    ``common`` has the lattice of every part. ``groups``: where records fall into groups with accounts and rates of
+    their own (``privacy.groups``); the rate of ``sampling`` is then the mean one. ``payers``: what the accounts are
+    called, after the client's own, that pay for it alike, each for its own records (``privacy.living``).
     """
 
     sampling: Sampling
@@ -94,10 +97,14 @@ class Terms:
     adjacency: Adjacency = Adjacency.ZERO_OUT
     shared: Shared | None = None
     common: tuple[Common, ...] = ()
+    groups: tuple[Group, ...] = ()
+    payers: tuple[str, ...] = ("",)
 
     def __post_init__(self) -> None:
         if not (self.divisor > 0 and math.isfinite(self.divisor)):
             raise BadInput(f"divisor {self.divisor!r} must be positive: it is the expected batch size")
+        if self.groups:
+            check_groups(self.groups, self.sampling, self.divisor)
 
     @property
     def what(self) -> str:
@@ -106,9 +113,22 @@ class Terms:
 
     @property
     def event(self) -> Event:
-        """What the ledger charges for one turn."""
+        """What the ledger charges for one turn, where all records have one account; see ``events``."""
+        if self.groups:
+            raise SordinoError(f"{self.what!r} costs every group of records another ε: ask for its events")
+        return self._event(self.sampling)
+
+    @property
+    def events(self) -> dict[str, Event]:
+        """What the ledger charges for one turn, by what the account is called after the client's own."""
+        if not self.groups:
+            return dict.fromkeys(self.payers, self.event)
+        found = {one.suffix: self._event(Sampling(self.sampling.scheme, one.rate)) for one in self.groups}
+        return {payer + suffix: event for payer in self.payers for suffix, event in found.items()}
+
+    def _event(self, sampling: Sampling) -> Event:
         noise = joined(*(z for _, z in self.parts))
-        return Event(self.what, self.sampling, noise, self.count, self.adjacency, self.shared)
+        return Event(self.what, sampling, noise, self.count, self.adjacency, self.shared)
 
     def noise(self, part: str) -> float:
         """The noise multiplier z of one part."""
@@ -210,13 +230,16 @@ class Gate:
     def grant(self, turns: Sequence[Turn], terms: Sequence[Terms], request: str, masks: str = "") -> Permit:
         """Charge these turns in one durable transaction; raises ``BudgetRefused`` before any record is read.
 
+        Where records fall into groups every group's account is charged; one that cannot pay refuses all.
+
         ``masks``: the digest of what the release will be masked under, where it is; a second release under it is
         refused, whatever became of the first.
         """
         if self.ledger is not None:
             charges = [
-                Charge(turn.client, self.run, key_of(turn, t, masks), t.what, t.count, request)
+                Charge(turn.client + suffix, self.run, key_of(turn, t, masks), t.what, t.count, request)
                 for turn, t in zip(turns, terms, strict=True)
+                for suffix in t.events
             ]
             self.ledger.charge(charges, replay=self.source.simulated, once=bool(masks))
         return Permit(list(turns), list(terms))

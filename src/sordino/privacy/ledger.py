@@ -12,15 +12,18 @@ import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 from sordino.errors import BadInput
 from sordino.privacy import accounting
 from sordino.privacy.book import Account, Book, Charge, LedgerPlan, check_names, number, plan_body
+from sordino.privacy.groups import is_account_of
 from sordino.privacy.held import HELD, check_share
 from sordino.privacy.ledger_file import FIELDS, check_payload
 from sordino.privacy.ledger_format import Entry
+from sordino.privacy.levels import LEVELLED
 from sordino.privacy.planning import COMPOSITIONS, caps, check_repeated, check_room, filter_order, payable, planned
-from sordino.privacy.reading import Reading
+from sordino.privacy.rolls import Rolls
 from sordino.privacy.types import RECORD, Adjacency, Budget, check_promised
 
 __all__ = ["Account", "Charge", "Ledger", "LedgerPlan", "Plan"]
@@ -36,7 +39,7 @@ Commit = Callable[[bytes], str]
 _REBIND = "if that is meant, its officer records it: sordino ledger rebind SITE.toml --officer NAME --reason WHY"
 
 
-class Ledger(Reading):
+class Ledger(Rolls):
     """Accounts of one or many clients in one SQLite file. Opens or creates it; use it as a context manager.
 
     Guarantees: a charge that returns is on disk and survives a crash; a charge that would overdraw raises
@@ -58,13 +61,15 @@ class Ledger(Reading):
         accountant: str = "pld",
         simulated: bool = False,
         composition: str | None = None,
+        owner: str = "",
     ) -> None:
         """Open an account, or find it as it should be. Another budget than the recorded one is refused.
 
         ``composition``: ``declared`` (default), what is declared before the first release by the accountant and later
         plans by a filter, if the first leave room for one; ``filter``, everything by a filter, at 4 to 14 % more noise.
+        ``owner``: whose records these are, where it is the account of a group of them.
         """
-        self.open_accounts({client: budget}, accountant, simulated, composition)
+        self.open_accounts({client: budget}, accountant, simulated, composition, {client: owner} if owner else {})
 
     def open_accounts(
         self,
@@ -72,8 +77,9 @@ class Ledger(Reading):
         accountant: str = "pld",
         simulated: bool = False,
         composition: str | None = None,
+        owners: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """Open many accounts in one transaction."""
+        """Open many accounts in one transaction; ``owners``: of accounts of groups of records, whose they are."""
         if composition not in (None, *COMPOSITIONS):
             raise BadInput(f"composition {composition!r} is unknown: use one of {', '.join(COMPOSITIONS)}")
         usable = [a for a in accounting.ACCOUNTANTS if a not in _PICK_NOISE_ONLY]
@@ -89,10 +95,15 @@ class Ledger(Reading):
                     draft.add("restated", {"adjacency": str(budget.adjacency)}, client=client)
                 elif known is not None:
                     _check_same(known, budget, accountant, simulated, composition)
+                    if known.owner != owners.get(client, ""):
+                        told = (
+                            f"of some of {known.owner!r}'s records" if known.owner else "of all of a client's records"
+                        )
+                        raise BadInput(f"{client!r} is the account {told} in this ledger: keep a new ledger")
                 else:
                     check_promised(budget.adjacency)
                     bound = self._file.book.bindings
-                    if bound and not simulated and client.removesuffix(HELD) != bound[-1].account:
+                    if bound and not simulated and not is_account_of(client, bound[-1].account):
                         raise BadInput(
                             f"this ledger belongs to site {bound[-1].site!r} and has one account: {client!r} needs a "
                             "ledger of its own"
@@ -104,6 +115,7 @@ class Ledger(Reading):
                         "adjacency": str(budget.adjacency),
                         "accountant": accountant,
                         "simulated": bool(simulated),
+                        **({"owner": owners[client]} if client in owners else {}),
                         **({} if budget.unit == RECORD else {"unit": budget.unit}),
                     }
                     draft.add("account", body, client=client)
@@ -304,7 +316,8 @@ class Ledger(Reading):
         """Tie this ledger to one site and its records, or find it tied to them; returns the site's account here.
 
         ``commit(salt)`` is a hash of the records under a secret salt. Another site, or other records, are refused: the
-        same ledger under another name would be a fresh budget for the same records.
+        same ledger under another name would be a fresh budget for the same records. A ledger that knows its records by
+        their ids (``call_roll``) lets them change: each has the account of its own cohort.
         """
         check_names(site=site)
         if not self._book().bindings:
@@ -326,7 +339,7 @@ class Ledger(Reading):
                 f"{self.path} belongs to site {last.site!r}, not to {site!r}: what was spent from these records would "
                 f"not count; {_REBIND}"
             )
-        if commit(bytes.fromhex(last.salt)) != last.commitment:
+        if self._file.book.life is None and commit(bytes.fromhex(last.salt)) != last.commitment:
             raise BadInput(
                 f"the records of site {site!r} are not those that {self.path} was kept for (new, changed or "
                 f"reordered): {_REBIND}"
@@ -388,7 +401,14 @@ class Ledger(Reading):
                 "go from training to held-out or back; records with ids (data.id) can be bound anew"
             )
         salt = secrets.token_bytes(32)
-        body = {"site": site, "commitment": commit(salt), "salt": salt.hex(), "reason": reason, "officer": officer}
+        commitment = commit(salt)
+        if any(LEVELLED in one for one in (commitment, *(known.commitment for known in self.bindings()))):
+            raise BadInput(
+                f"{self.path}: records with levels of consent cannot be bound anew, for nobody could tell whether one "
+                "went to another level, which it has for life; put the old records back, or keep a new ledger for "
+                "records of other people"
+            )
+        body = {"site": site, "commitment": commitment, "salt": salt.hex(), "reason": reason, "officer": officer}
         with self._file.transaction() as draft:
             book = self._file.book
             known = [book.bindings[-1].account] if book.bindings else _deployed(book)

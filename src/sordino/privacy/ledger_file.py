@@ -297,6 +297,12 @@ class LedgerFile:
                 )
                 for count, body, payload in rows:
                     check_payload(self.path, count, body, payload)
+                gone = fresh.db.execute(
+                    "SELECT number FROM entries LEFT JOIN releases USING (number) "
+                    "WHERE kind = 'ids' AND payload IS NULL"
+                ).fetchone()
+                if gone is not None:
+                    raise LedgerDamaged(f"the ids of entry {gone[0]} in {self.path} are gone: {RESTORE}")
             return fresh.sealed
         finally:
             fresh.close(orderly=False)

@@ -52,6 +52,11 @@ def _block_fits(book: Book, client: str) -> bool:
     return _fits_filter(book, client, book.block_events(client))
 
 
+def admits(book: Book, client: str) -> bool:
+    """Whether the account can take on a plan of any other kind than those of its first release, however small."""
+    return client not in book.blocks or _block_fits(book, client)
+
+
 def rests_on_filter(book: Book, client: str) -> bool:
     """Whether the client's releases so far are covered by the filter rather than by the accountant alone."""
     account = book.accounts[client]

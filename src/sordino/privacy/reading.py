@@ -160,6 +160,35 @@ class Reading:
         names = list(book.accounts) if clients is None else list(clients)
         return self._costs({client: book.spent(client, run) for client in names}, metered=run is None)
 
+    def epsilon_before(self, client: str, entries: Sequence[int]) -> dict[int, float]:
+        """ε of what was charged to the client before each of these entries of the ledger."""
+        own, found = {one.plan.run: one for one in self.standings(client)}, dict[int, float]()
+        known: dict[tuple[Event, ...], float] = {}
+        for entry in entries:
+            used: dict[str, dict[str, int]] = {}
+            for run, what, count in self._file.db.execute(
+                "SELECT run, what, SUM(amount) FROM entries WHERE kind = 'charge' AND client = ? AND number < ? "
+                "GROUP BY run, what ORDER BY MIN(number)",
+                (client, entry),
+            ):
+                used.setdefault(run, {})[what] = count
+            events = tuple(event for run, counts in used.items() for event in own[run].events(counts))
+            if events not in known:
+                known[events] = self._costs({client: events})[client]
+            found[entry] = known[events]
+        return found
+
+    def left(self, clients: Sequence[str]) -> dict[str, float]:
+        """ε that each account has for another run: its budget less what was charged; open plans may claim some of it.
+
+        0 where an account admits nothing that was not declared before its first release (``planning``).
+        """
+        book = self._book()
+        found = {client: math.inf if book.account(client).budget.is_public else 0.0 for client in clients}
+        able = [client for client, left in found.items() if left == 0.0 and planning.admits(book, client)]
+        costs = self.epsilon(able)
+        return found | {c: max(0.0, book.accounts[c].budget.epsilon - cost) for c, cost in costs.items()}
+
     def epsilon_against(self, colluders: int | None, clients: Sequence[str] | None = None) -> dict[str, float]:
         """ε of what was charged if so many other sites conspired with the server; None: all of them did.
 

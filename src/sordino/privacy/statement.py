@@ -9,11 +9,14 @@ from typing import Any
 from sordino.privacy import accounting
 from sordino.privacy.attacker import attack_in_words, attacks
 from sordino.privacy.book import Binding, Standing, TopUp, number
-from sordino.privacy.held import HELD
 from sordino.privacy.ledger import Ledger
+from sordino.privacy.living import is_held, twin
+from sordino.privacy.statement_levels import levels_in_words, levels_of
+from sordino.privacy.statement_living import KEPT, lives, lives_in_words
 from sordino.privacy.titles import named, titles
 from sordino.privacy.trust import EVERYBODY, Shared, spelt
 from sordino.privacy.types import RECORD, Adjacency, Event, Sampling, Scheme
+from sordino.privacy.words import epsilon_in_words
 
 SIMULATION = "simulation: keyed streams, no secret noise"
 ADJACENCY = {
@@ -121,13 +124,14 @@ def export(ledger: Ledger, clients: list[str] | None = None) -> dict[str, Any]:
     entries, head = ledger.head
     costs, together, parts = ledger.epsilon(names), _together(ledger, names), _parts(ledger, names)
     views = {name: one and one.told() for name, one in attacks(ledger, names).items()}
+    levels = levels_of(ledger, names)
     beside = several_sites(ledger, names)
     return {
         "schema": 1,
         "ledger": {"file": ledger.path.name, "entries": entries, "head": head},
         "statements": [
             _statement(ledger, client, costs[client], together.get(client), parts.get(client))
-            | {"several_sites": beside.get(client, []), "attack": views[client]}
+            | {"levels": levels.get(client), "several_sites": beside.get(client, []), "attack": views[client]}
             for client in names
         ],
     }
@@ -136,23 +140,34 @@ def export(ledger: Ledger, clients: list[str] | None = None) -> dict[str, Any]:
 def _parts(ledger: Ledger, names: list[str]) -> dict[str, dict[str, Any]]:
     """By client with held-out records, under both names: what its two accounts have spent, and how they were parted."""
     known = {account.client for account in ledger.accounts()}
-    own = {name.removesuffix(HELD) for name in names}
-    both = sorted(name for name in own if name in known and name + HELD in known)
+    own = {ledger.account(name).owner or (twin(name) if is_held(name) else name) for name in names}
+    trained: dict[str, list[str]] = {name: [] for name in own}
+    for account in ledger.accounts():
+        whose = account.owner or account.client
+        if whose in trained:
+            trained[whose].append(account.client)
+    both = sorted(name for name in own if trained[name] and twin(name) in known)
     if not both:
         return {}
-    costs, parted = ledger.epsilon([account for name in both for account in (name, name + HELD)]), ledger.parted()
-    costs = {name: math.inf if ledger.account(name).not_private else cost for name, cost in costs.items()}
+    costs = ledger.epsilon([account for name in both for account in (*trained[name], twin(name))])
+    costs, parted = (
+        {name: math.inf if ledger.account(name).not_private else cost for name, cost in costs.items()},
+        ledger.parted(),
+    )
     found: dict[str, dict[str, Any]] = {}
     for name in both:
+        most = max(costs[account] for account in trained[name])
         figures = {
-            "training_epsilon": number(costs[name]),
-            "held_epsilon": number(costs[name + HELD]),
-            "larger_epsilon": number(max(costs[name], costs[name + HELD])),
+            "training_epsilon": number(most),
+            "held_epsilon": number(costs[twin(name)]),
+            "larger_epsilon": number(max(most, costs[twin(name)])),
+            "levels": trained[name] != [name],
             "share": None if parted is None else parted.share,
             "by": None if parted is None else parted.ids or PLACES,
             "since": None if parted is None else parted.time,
         }
-        found |= {name: {**figures, "part": "training"}, name + HELD: {**figures, "part": "held out"}}
+        found |= {account: {**figures, "part": "training"} for account in trained[name]}
+        found[twin(name)] = {**figures, "part": "held out"}
     return found
 
 
@@ -237,6 +252,7 @@ def _statement(
         "bindings": [_told(one, "time", "site", "commitment", "reason", "officer") for one in bindings],
         "since": account.since,
         "held_out": parts,
+        "living": lives(ledger, client),
         "not_covered": [
             *(UNPAID if parts is not None and one is TUNING else one.format(**of) for one in NOT_COVERED),
             *(() if budget.unit == RECORD else (ELSEWHERE.format(**of),)),
@@ -283,13 +299,17 @@ def statement_text(told: dict[str, Any]) -> str:
     """A statement, as ``statement`` gives it, in plain words."""
     of = words_of(told["unit_name"])
     part = "" if told["held_out"] is None else f", {PARTS[told['held_out']['part']].format(**of)}"
-    lines = [f"Privacy statement of client {told['client'].removesuffix(HELD)}{part}"]
+    whose = twin(told["client"]) if part and is_held(told["client"]) else told["client"]
+    if told["levels"] is not None:
+        whose, part = told["levels"]["of"], f"{part or ', ' + of['units']} of level {told['levels']['level']}"
+    lines = [f"Privacy statement of client {whose}{part}"]
     if not told["private"]:
         lines += ["", "NOT PRIVATE: " + "; ".join(told["not_private"])]
     if told["simulated"]:
         lines += ["", f"This is a {SIMULATION}. It protects nobody; it shows what a deployment would spend."]
-    lines += ["", *figures_in_words(told), *_parts_in_words(told["held_out"], of), *_together_in_words(told)]
-    lines += [*_beside_in_words(told), "", "Released so far:"]
+    lines += ["", *figures_in_words(told), *levels_in_words(told["levels"], of["unit"], of["units"])]
+    lines += [*_parts_in_words(told["held_out"], of), *_together_in_words(told)]
+    lines += [*_beside_in_words(told), *lives_in_words(told["living"], of), "", "Released so far:"]
     known = titles(told)
     lines += [f"  {known[r['run']]}: {release_in_words(r, told['unit_name'])}" for r in told["releases"]] or [
         "  nothing"
@@ -304,6 +324,7 @@ def statement_text(told: dict[str, Any]) -> str:
             + (f", approved by {one['officer']}: {one['reason']}" if one["officer"] else "")
             for one in told["bindings"]
         ],
+        "What cannot be taken back:": [] if told["living"] is None else [f"- {one.format(**of)}" for one in KEPT],
         "Not covered by this statement:": [f"- {item}" for item in told["not_covered"]],
     }
     for title, items in sections.items():
@@ -350,14 +371,16 @@ def _parts_in_words(parts: dict[str, Any] | None, of: dict[str, str]) -> list[st
     if parts is None:
         return []
     spent = {key: epsilon_in_words(parts[f"{key}_epsilon"]) for key in ("training", "held", "larger")}
-    how = "by the seed of the simulation"
+    how, most = "by the seed of the simulation", " at most, by level" if parts["levels"] else ""
     if parts["share"] is not None:
         known = "by their places in one file" if parts["by"] == PLACES else f"by their ids, column {parts['by']}"
         how = f"a share of {parts['share']:g}, {known}, since {parts['since']}, for ever"
     return [
         "",
-        "Two accounts under one budget:",
-        f"  training {of['units']}:  epsilon {spent['training']}; the model learns from them",
+        "Two accounts under one budget:"
+        if not parts["levels"]
+        else f"Training and held-out {of['units']} have accounts apart:",
+        f"  training {of['units']}:  epsilon {spent['training']}{most}; the model learns from them",
         f"  held-out {of['units']}:  epsilon {spent['held']}; they train nothing, the model is judged by them",
         f"  A {of['unit']} is in one of the two for ever and spends nothing of the other, so its epsilon is that of"
         " its own",
@@ -386,16 +409,6 @@ def _together_in_words(told: dict[str, Any]) -> list[str]:
         planned = "  (as promised)" if one["colluders"] == kinds["colluders"] else ""
         lines.append(f"  {who:<18} epsilon {epsilon_in_words(one['epsilon'])}{planned}")
     return [*lines, f"  {'all of them':<18} epsilon {epsilon_in_words(kinds['own_epsilon'])}"]
-
-
-def epsilon_in_words(value: float | None) -> str:
-    """A figure that never looks smaller than it is: rounded up to four digits; None is infinite."""
-    if value is None:
-        return "infinite"
-    if value == 0.0:
-        return "0"
-    scale = 10.0 ** (3 - math.floor(math.log10(value)))
-    return f"{math.ceil(value * scale - 1e-9) / scale:.6g}"
 
 
 def release_in_words(release: dict[str, Any], unit: str = RECORD) -> str:

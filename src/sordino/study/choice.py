@@ -67,8 +67,8 @@ def last_turns(plan: Plan) -> list[int]:
 
 def _paid(client: ClientPlan) -> int:
     """How many of its planned turns a client's budget pays: all of them unless a published rule picked the noise."""
-    if client.budget.is_public or client.epsilon <= client.budget.epsilon:
+    if client.budget.is_public or client.fits:
         return client.turns
-    events, times = client.declaration()
-    paid = affordable(events, client.budget, times)
+    pairs = zip(client.declaration().values(), client.budgets.values())
+    paid = min(affordable(events, budget, times) for (events, times), budget in pairs)
     return client.turns * paid if client.whole else paid

@@ -20,6 +20,7 @@ from sordino.client.augment import Augment
 from sordino.client.gradients.losses import loss_by_name
 from sordino.data.own import load_folder
 from sordino.data.schema import Schema, parse_schema
+from sordino.engine.federation.consent import levels_from_plain
 from sordino.errors import BadInput
 from sordino.methods import Plan, Population
 from sordino.methods.auto import MOST
@@ -69,8 +70,9 @@ class Served:
         sizes = np.array([int(one["records"]) for one in facts.values()], dtype=np.int64)
         unit = unit_of(self.study)
         budgets = tuple(Budget(float(f["epsilon"]), float(f["delta"]), f["adjacency"], unit) for f in facts.values())
+        levels = tuple(levels_from_plain(f.get("levels", ()), b) for f, b in zip(facts.values(), budgets))
         sites, seed, method = (
-            Population(tuple(facts), sizes, budgets),
+            Population(tuple(facts), sizes, budgets, levels=levels),
             self.study.study.seed,
             self.study.chosen_method(),
         )
@@ -111,7 +113,7 @@ class Served:
             self.plan(facts)
             return dict(facts), {}
         except Exception:  # whatever a declaration does to an accountant: it must not stop the others
-            usual = {name: {**one, **USUAL} for name, one in facts.items()}
+            usual = {name: {k: v for k, v in {**one, **USUAL}.items() if k != "levels"} for name, one in facts.items()}
             self.plan(usual)
         odd: dict[str, str] = {}
         for name, one in facts.items():

@@ -12,11 +12,12 @@ from sordino.engine.checkpoint import Checkpoint
 from sordino.methods import Plan
 from sordino.methods.plan import ClientPlan
 from sordino.privacy.accounting import composed_epsilon, replace_one_epsilon
-from sordino.privacy.accounting.attack import best_attack
+from sordino.privacy.accounting.attack import NOTHING, Attack, best_attack
 from sordino.privacy.held import OF_HELD
 from sordino.privacy.trust import Against
 from sordino.privacy.types import RECORD, Event
 from sordino.study.folder import Folder
+from sordino.study.levels import spent_levels
 from sordino.study.result import chosen_by, complete
 
 _SPENT = {
@@ -73,7 +74,7 @@ def privacy_of(plan: Plan, state: Checkpoint, spent: dict[str, dict[str, Any]]) 
         private = plan.method.private
         row: dict[str, Any] = {
             "client": c.name,
-            "epsilon": c.budget.epsilon if private else math.inf,
+            "epsilon": c.widest[0].epsilon if private else math.inf,
             "delta": c.budget.delta,
             "adjacency": str(c.budget.adjacency),
             **({} if c.budget.unit == RECORD else {"unit": c.budget.unit}),
@@ -88,23 +89,49 @@ def privacy_of(plan: Plan, state: Checkpoint, spent: dict[str, dict[str, Any]]) 
             row["trust"] = _against(c).and_also(said["against"]).words()
             row["composition"] = str(said.get("composition", "not said"))
             row["attack"] = told_attack(said.get("attack"))
+            if c.levels and set(said.get("levels", {})) == set(c.budgets):
+                spent_by, here = ({c.name + k: v[at] for k, v in said["levels"].items()} for at in (0, 1))
+                row["levels"] = spent_levels(c, spent_by, here)
         else:
-            events = [e for e in c.total(turns) if e.count]
-            cost = float(composed_epsilon([events], [c.budget.delta])[0])
-            row |= {"spent_epsilon": cost, "run_epsilon": cost, "told_by": "server"}
-            row["own_epsilon"] = float(composed_epsilon([[e.alone() for e in events]], [c.budget.delta])[0])
-            row["trust"] = _against(c).words()
-            row["replace_one_epsilon"] = float(replace_one_epsilon(events, c.budget.delta))
-            row["releases"] = [
-                {"what": e.what, "rate": e.sampling.rate, "noise": e.noise, "count": e.count} for e in events
-            ]
-            seen = best_attack(events, cost, c.budget.delta)
+            row |= _least_spent(c, turns)
+            seen = _best_seen(c, turns)
             if plan.judging is not None and judged[c.name]:
                 held = plan.judging.terms[place].event.times(judged[c.name])
                 _add_held(row, held)
                 seen = seen.or_worse(best_attack([held], row["held_epsilon"], c.budget.delta))
             row["attack"] = None if c.budget.is_public else seen.told()
         found.append(row)
+    return found
+
+
+def _least_spent(c: ClientPlan, turns: int) -> dict[str, Any]:
+    """What so many turns must have cost a site that said nothing; the largest ε of its accounts holds for all."""
+    delta, by = c.budget.delta, {name: [e for e in own if e.count] for name, own in c.totals(turns).items()}
+    costs = dict(zip(by, composed_epsilon(list(by.values()), delta).tolist()))
+    alone = composed_epsilon([[e.alone() for e in own] for own in by.values()], delta)
+    accounts = {c.name + name: cost for name, cost in costs.items()}
+    return {
+        "spent_epsilon": max(costs.values()),
+        "run_epsilon": max(costs.values()),
+        "told_by": "server",
+        "own_epsilon": float(alone.max()),
+        "trust": _against(c).words(),
+        "replace_one_epsilon": max(float(replace_one_epsilon(own, delta)) for own in by.values()),
+        "releases": [
+            {"what": e.what + name, "rate": e.sampling.rate, "noise": e.noise, "count": e.count}
+            for name, own in by.items()
+            for e in own
+        ],
+        **({"levels": spent_levels(c, accounts, accounts)} if c.levels else {}),
+    }
+
+
+def _best_seen(c: ClientPlan, turns: int) -> Attack:
+    """The best that an attacker can do with so many turns of a site, to a record of any of its accounts."""
+    delta, found = c.budget.delta, NOTHING
+    for own in c.totals(turns).values():
+        events = [e for e in own if e.count]
+        found = found.or_worse(best_attack(events, float(composed_epsilon([events], [delta])[0]), delta))
     return found
 
 

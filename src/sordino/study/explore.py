@@ -136,10 +136,10 @@ def _weighting(plan: Plan) -> str | None:
 
 
 def _explored(plan: Plan) -> list[int]:
-    """Clients with a finite budget and noise to calibrate, from the strictest; evenly thinned where there are many."""
+    """Clients with one finite budget and noise to calibrate, strictest first; evenly thinned where there are many."""
     if not plan.method.private:
         return []
-    able = [place for place, c in enumerate(plan.clients) if not c.budget.is_public and c.noise > 0]
+    able = [place for place, c in enumerate(plan.clients) if not c.budget.is_public and c.noise > 0 and not c.levels]
     able.sort(key=lambda place: plan.clients[place].budget.epsilon)
     return [able[i] for i in np.unique(np.linspace(0, len(able) - 1, min(len(able), EXPLORED)).round().astype(int))]
 

@@ -100,17 +100,19 @@ class Study(Section):
         if d.table_schema is not None:
             return None
         self.check()
-        own = {} if d.name in data.SOURCES or d.invalid == "refuse" else {"invalid": d.invalid}
-        found = data.load(d.name, folder=d.folder, **{**d.options, **own})
+        own: dict[str, Any] = {} if d.invalid == "refuse" else {"invalid": d.invalid}
+        own |= {"also": self.budgets.also} if self.budgets.also else {}
+        found = data.load(d.name, folder=d.folder, **{**d.options, **({} if d.name in data.SOURCES else own)})
         return found if d.records is None else found.subset(d.records, self.data_seed)
 
     def federation(self, source: Dataset | None = None) -> Federation:
         """Load the data (or take ``source``, what ``self.source()`` gave), deal it to clients, give them budgets."""
         self.check()
-        d, seed = self.data, self.data_seed
+        d, seed, levels, also = self.data, self.data_seed, self.budgets.levels, self.budgets.also
         if d.table_schema is not None:
+            where = d.folder or d.name
             clients = data.from_folder(
-                d.folder or d.name, d.table_schema, test=d.test, seed=seed, invalid=d.invalid, central=d.central
+                where, d.table_schema, test=d.test, seed=seed, invalid=d.invalid, central=d.central, also=also
             )
         else:
             found = self.source() if source is None else source
@@ -119,6 +121,8 @@ class Study(Section):
             dealt = {"test": d.test, "central": d.central, "minimum": d.minimum, **d.given()}
             clients = found.partition(kind, d.clients, seed, **dealt)
         terms = self.terms()
+        if terms is not None and levels is not None:
+            return clients.with_levels(levels, also[0], terms.delta, terms.adjacency)
         return clients if terms is None else clients.with_terms(terms)
 
     def terms(self) -> BudgetTerms | None:

@@ -14,10 +14,13 @@ from typing import Any
 from sordino._version import __version__
 from sordino.errors import BadInput
 from sordino.privacy.attacker import attack_in_words
-from sordino.privacy.held import HELD
+from sordino.privacy.book import Account
+from sordino.privacy.groups import is_account_of
 from sordino.privacy.ledger import Ledger
-from sordino.privacy.statement import epsilon_in_words, export, release_in_words
+from sordino.privacy.living import cohort_of, is_held
+from sordino.privacy.statement import export, release_in_words
 from sordino.privacy.titles import titles
+from sordino.privacy.words import epsilon_in_words
 from sordino.study.registry_answers import date_of
 from sordino.study.yaml_text import yaml_text
 
@@ -32,7 +35,7 @@ ACTORS = (
 def entry(ledger: Ledger, about: dict[str, Any], client: str | None = None) -> dict[str, Any]:
     """The entry as plain values. ``client``: whose account, where a ledger has several.
 
-    Guarantees: ε is what is promised to everybody at the site: of its two accounts the larger, rounded up; of an
+    Guarantees: ε is what is promised to everybody at the site: of all its accounts the largest, rounded up; of an
     account that rests on a filter its whole budget. A simulation and an account that is NOT PRIVATE have no entry.
     """
     told = _told(ledger, client)
@@ -112,14 +115,14 @@ def check_file_name(path: Path) -> None:
 
 
 def _told(ledger: Ledger, client: str | None) -> list[dict[str, Any]]:
-    """The statements of one site: of its records, and of its held-out records where it has any."""
-    names = [account.client for account in ledger.accounts() if not account.client.endswith(HELD)]
+    """The statements of one site: of its records, of those held out, of all levels and cohorts."""
+    names = list(dict.fromkeys(one.owner or one.client for one in ledger.accounts() if _is_whole(one)))
     if client is None and len(names) != 1:
         raise BadInput(f"{ledger.path} has the accounts of {len(names)} clients: say which by --client")
     chosen = client or names[0]
+    both = [one.client for one in ledger.accounts() if is_account_of(one.client, chosen)]
     if chosen not in names:
         raise BadInput(f"--client {chosen!r} has no account in {ledger.path}")
-    both = [chosen, *(one.client for one in ledger.accounts() if one.client == chosen + HELD)]
     told = export(ledger, both)["statements"]
     if any(one["simulated"] for one in told):
         raise BadInput(f"{chosen} is a simulated account: the registry is of deployments, and a simulation is none")
@@ -130,6 +133,11 @@ def _told(ledger: Ledger, client: str | None) -> list[dict[str, Any]]:
     if any(ledger.overdrawn(name) for name in both):
         raise BadInput(f"{chosen} has overdrawn its filter: its budget is not guaranteed, so there is no entry")
     return [one for one in told if one["releases"]]
+
+
+def _is_whole(account: Account) -> bool:
+    """Whether an account is a client's own, or one of its levels; not that of held-out records or a later cohort."""
+    return not is_held(account.client) and cohort_of(account.client) == 1
 
 
 def _promised(told: dict[str, Any]) -> float:

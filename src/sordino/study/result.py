@@ -30,10 +30,11 @@ from sordino.engine.simulate import Setup
 from sordino.errors import BadInput
 from sordino.methods import Plan
 from sordino.privacy.accounting import composed_epsilon
-from sordino.privacy.attacker import attack_on_either
+from sordino.privacy.attacker import worst_attack
 from sordino.privacy.held import HELD, OF_HELD
 from sordino.privacy.ledger import Ledger
 from sordino.privacy.types import RECORD, Event, Scheme
+from sordino.study.levels import spent_levels
 
 SCHEMA = 2
 _EPSILONS = ("epsilon", "spent_epsilon", "run_epsilon", "replace_one_epsilon")
@@ -94,6 +95,9 @@ class ClientPrivacy(TypedDict):
     attack: NotRequired[dict[str, Any] | None]
     """The best an attacker can do who sees all that the client ever released: how often it guesses right whether a
     record was used (``success``), how many of the used it finds (``true_positives``) at ``false_positives``."""
+    levels: NotRequired[list[dict[str, Any]]]
+    """Where records have levels of consent: what each may spend and has spent, and its rate; then ``epsilon`` and the
+    other figures are what holds for every record, those of the level that allows or spent most."""
     trust: str | None
     """Whom the promise holds against, in words."""
     own_epsilon: float | None
@@ -247,30 +251,34 @@ def _privacy(plan: Plan, state: Checkpoint, book: Ledger | None, run: str) -> li
     if book is None:
         return promised
     spent, here, own = book.epsilon(), book.epsilon(run=run), book.own_epsilon()
-    ends, attacks = budget_ends(plan, state, book), attack_on_either(book, [c.name for c in plan.clients])
+    ends = budget_ends(plan, state, book)
     for c, one in zip(plan.clients, promised):
+        accounts = list(c.accounts)  # of every record one: the largest ε holds for all
+        first, paid = accounts[0], [e for account in accounts for e in book.spent(account)]
         one |= {
-            "epsilon": c.budget.epsilon,
-            "spent_epsilon": spent[c.name],
-            "run_epsilon": here[c.name],
-            "replace_one_epsilon": book.replace_one_epsilon(c.name),
-            "composition": book.composition(c.name),
-            "accountant": accountant_used(book.spent(c.name) or [c.terms.event]),
+            "epsilon": c.widest[0].epsilon,
+            "spent_epsilon": max(spent[account] for account in accounts),
+            "run_epsilon": max(here[account] for account in accounts),
+            "replace_one_epsilon": max(book.replace_one_epsilon(account) for account in accounts),
+            "composition": book.composition(first),
+            "accountant": accountant_used(paid or list(c.terms.events.values())),
             "releases": [
-                {"what": e.what, "rate": e.sampling.rate, "noise": e.noise, "count": e.count}
-                for e in book.run_events(c.name, run)
+                {"what": e.what + suffix, "rate": e.sampling.rate, "noise": e.noise, "count": e.count}
+                for account, suffix in zip(accounts, c.budgets)
+                for e in book.run_events(account, run)
             ],
             "budget_ends": ends[c.name],
-            "attack": attacks[c.name],
-            "trust": book.trust(c.name),
-            "own_epsilon": own[c.name],
+            "attack": worst_attack(book, [*accounts, *([c.name + HELD] if c.name + HELD in spent else [])]),
+            "trust": book.trust(first),
+            "own_epsilon": max(own[account] for account in accounts),
+            **({"levels": spent_levels(c, spent, here)} if c.levels else {}),
         }
         if c.name + HELD in spent:  # a record is in one of the two parts: its ε is the larger
-            held = c.name + HELD
+            held, trained = c.name + HELD, one["spent_epsilon"]
             one |= {key: max(one[key], found[held]) for key, found in (("spent_epsilon", spent), ("run_epsilon", here))}
             one["replace_one_epsilon"] = max(one["replace_one_epsilon"], book.replace_one_epsilon(held))
             one["own_epsilon"] = max(one["own_epsilon"], own[held])
-            one |= {"training_epsilon": spent[c.name], "held_epsilon": spent[held]}
+            one |= {"training_epsilon": trained, "held_epsilon": spent[held]}
             one["releases"] += [
                 {"what": e.what + OF_HELD, "rate": 1.0, "noise": e.noise, "count": e.count}
                 for e in book.run_events(held, run)
@@ -293,10 +301,14 @@ def budget_ends(plan: Plan, state: Checkpoint, book: Ledger) -> dict[str, int | 
     """
     last = {name: record["round"] for record in state.history for name in record["participants"]}
     bounded = [c for c in plan.clients if not c.budget.is_public]
-    another = [[*book.spent(c.name), c.terms.event, *(one.event for one in c.asks)] for c in bounded]
-    budgets = [book.account(c.name).budget for c in bounded]
+    rows = [(c, suffix) for c in bounded for suffix in c.budgets]
+    another = [
+        [*book.spent(c.name + suffix), c.terms.events[suffix], *(one.events[suffix] for one in c.asks)]
+        for c, suffix in rows
+    ]
+    budgets = [book.account(c.name + suffix).budget for c, suffix in rows]
     costs = composed_epsilon(another, [b.delta for b in budgets]) if bounded else ()
-    over = {c.name for c, b, cost in zip(bounded, budgets, costs) if cost > b.epsilon}
+    over = {c.name for (c, _), b, cost in zip(rows, budgets, costs) if cost > b.epsilon}
     return {c.name: last.get(c.name, 0) if c.name in over else None for c in plan.clients}
 
 
@@ -324,6 +336,8 @@ def from_json(text: str) -> dict[str, Any]:
         endless = (*_EPSILONS, "own_epsilon") if one.get("trust") is not None else _EPSILONS
         one |= {key: math.inf for key in endless if one.get(key) is None}
         one |= {key: math.inf for key in ("training_epsilon", "held_epsilon") if one.get(key, 0.0) is None}
+        for level in one.get("levels", []):
+            level |= {key: math.inf for key in ("spent_epsilon", "run_epsilon") if level.get(key) is None}
     final = result.get("final")
     for one in (final.get("by_budget") or []) if isinstance(final, dict) else []:
         one |= {key: math.inf for key in ("least_epsilon", "most_epsilon") if one.get(key) is None}

@@ -78,7 +78,7 @@ def prepare(
         clients, held = clients.held_out(evaluation.share, seed)
     budgets = clients.budgets or tuple(Budget(math.inf, 1e-5) for _ in clients.names)
     batches = None if clients.batch_sizes is None else np.asarray(clients.batch_sizes, dtype=np.float64)
-    population = Population(tuple(clients.names), clients.sizes, budgets, batches)
+    population = Population(tuple(clients.names), clients.sizes, budgets, batches, clients.levels)
     given = {key: value for key, value in training.items() if value is not None}
     options = dict(model_options or {})
     if isinstance(model, str) and model == "auto":

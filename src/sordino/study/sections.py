@@ -19,6 +19,7 @@ from sordino.data.survey import Survey, parse_survey
 from sordino.engine.devices import is_device
 from sordino.errors import BadInput
 from sordino.methods.evaluation import Evaluation
+from sordino.privacy.levels import check_levels
 from sordino.privacy.trust import Trust
 
 _PARTITION = ("beta", "shards", "max_classes", "similarity", "sizes")
@@ -91,8 +92,9 @@ class DataKeys(Section):
     def expected_clients(self) -> tuple[list[str] | None, bool]:
         """The clients' names, as far as they follow without reading records, and whether they are files in order."""
         if self.table_schema is None and (self.name in SOURCES or self.partition not in (None, "natural")):
-            count = SOURCES[self.name].clients if self._natural else self.clients
-            return (None if count is None else client_names(count)), False
+            if self._natural:
+                return list(SOURCES[self.name].client_names or ()), False
+            return (None if self.clients is None else client_names(self.clients)), False
         path = Path((self.folder or self.name) if self.table_schema is not None else self.name)
         return [stem_of(file) for file in client_files(path)], True
 
@@ -162,7 +164,10 @@ class DataKeys(Section):
 
 
 class BudgetKeys(Section):
-    """``[budgets]``: ε by distribution, by clients' names, as a number, list, mixture or file; δ; adjacency."""
+    """``[budgets]``: ε by distribution, by clients' names, as a number, list, mixture or file; δ; adjacency.
+
+    ``levels``: ε by level of consent, where records of one client differ; ``column`` of the clients' files says which.
+    """
 
     name: str | None = None
     epsilon: float | list[float] | dict[str, float] | None = None
@@ -177,12 +182,36 @@ class BudgetKeys(Section):
     adjacency: Literal["zero-out", "add-remove", "replace-one"] = "zero-out"
     public: list[str] = []
     seed: int | None = None
+    levels: dict[str, float] | None = None
+
+    @property
+    def also(self) -> list[str]:
+        """Columns of the clients' files that are read beside the records: that of the levels."""
+        return [] if self.levels is None or self.column is None else [self.column]
+
+    def _of_levels(self, levels: dict[str, float]) -> BudgetTerms:
+        """What holds for every client whatever its records' levels: the strictest one's ε."""
+        others = ("name", "epsilon", "mixture", "csv", "client", "low", "high", "order")
+        given = [key for key in others if getattr(self, key) is not None] + ["public"] * bool(self.public)
+        if given or isinstance(self.delta, list):
+            raise BadInput(
+                f"budgets.{given[0] if given else 'delta'} does not go with budgets.levels, which say every record's "
+                "ε: keep column, levels, one delta and adjacency"
+            )
+        if self.column is None:
+            raise BadInput("budgets.levels needs budgets.column: the column of the clients' files that says the level")
+        return BudgetTerms(min(check_levels(levels, "budgets.levels").values()), self.delta, 0, self.adjacency)
 
     def terms(self, seed: int) -> BudgetTerms | None:
         """What the section promises to every client; None where it says nothing."""
+        if self.levels is not None:
+            return self._of_levels(self.levels)
         for key in ("column", "client"):
             if getattr(self, key) is not None and self.csv is None:
-                raise BadInput(f"budgets.{key} names a column of budgets.csv, which is missing: name the file there")
+                raise BadInput(
+                    f"budgets.{key} names a column of budgets.csv, which is missing: name the file there"
+                    + (", or give budgets.levels" if key == "column" else "")
+                )
         ways = {"name": self.name, "epsilon": self.epsilon, "mixture": self.mixture, "csv": self.csv}
         given = [key for key, value in ways.items() if value is not None]
         if len(given) > 1:

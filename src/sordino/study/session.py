@@ -257,9 +257,20 @@ def _warn_untested(clients: Federation) -> None:
 
 def open_accounts(book: Ledger, plan: Plan, run: str, study: str = "") -> dict[str, int]:
     """Open an account for every client, declare the plan, and return how many turns each can pay."""
-    book.open_accounts({client.name: client.budget for client in plan.clients}, simulated=True)
-    taking = [c for c in plan.clients if c.turns > 0 or any(c.queries)]
-    return book.declare([LedgerPlan(c.name, run, *c.declaration(), study) for c in taking])
+    accounts = {account: budget for client in plan.clients for account, budget in client.accounts.items()}
+    owners = {account: client.name for client in plan.clients if client.levels for account in client.accounts}
+    known = {account.client: account.owner for account in book.accounts()}
+    mixed = [c.name for c in plan.clients if (c.name in known if c.levels else c.name in known.values())]
+    if mixed:
+        raise BadInput(
+            f"{book.path} knows {mixed[0]!r} {'without' if mixed[0] in known else 'with'} levels of consent: what its "
+            "records spent would not count; use another ledger"
+        )
+    book.open_accounts(accounts, simulated=True, owners=owners)
+    taking = {c.name: c.declaration() for c in plan.clients if c.turns > 0 or any(c.queries)}
+    plans = [LedgerPlan(account, run, *told, study) for own in taking.values() for account, told in own.items()]
+    paid = book.declare(plans)
+    return {name: min(paid[account] for account in own) for name, own in taking.items()}
 
 
 def open_held_accounts(book: Ledger, ready: Prepared, run: str, study: str = "") -> dict[str, int]:
@@ -360,14 +371,16 @@ def make_setup(
         observer,
         payable=payable,
         spending=lambda turns: spending(plan, turns),
+        members=clients.members,
     )
 
 
 def spending(plan: Plan, turns: np.ndarray) -> dict[str, float] | None:
-    """Min, median and max over private clients of the ε that this run has spent after these turns."""
+    """Min, median and max over private clients' accounts of the ε that this run has spent after these turns."""
     bounded = [c for c in plan.clients if not c.budget.is_public]
     if not plan.method.private or not 0 < len(bounded) <= SHOWN_CLIENTS:
         return None
     taken = dict(zip((c.name for c in plan.clients), turns.tolist()))
-    spent = composed_epsilon([c.total(taken[c.name]) for c in bounded], [c.budget.delta for c in bounded])
+    rows = [(own, c.budget.delta) for c in bounded for own in c.totals(taken[c.name]).values()]
+    spent = composed_epsilon([own for own, _ in rows], [delta for _, delta in rows])
     return {"min": float(spent.min()), "median": float(np.median(spent)), "max": float(spent.max())}

@@ -86,7 +86,7 @@ def if_shared(plan: Plan, dimension: int) -> dict[str, Any] | None:
 
     The multipliers that budgets need are the plan's own, so nothing is calibrated for this.
     """
-    if plan.sharing is not None or len(plan.clients) < 3:
+    if plan.sharing is not None or len(plan.clients) < 3 or any(c.levels for c in plan.clients):
         return None
     schedule, population = plan.schedule, plan.population
     try:

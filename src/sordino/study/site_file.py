@@ -9,21 +9,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import Field, PrivateAttr, ValidationError, field_validator
+from pydantic import Field, PrivateAttr, ValidationError, field_validator, model_validator
 from torch import Tensor
 
 from sordino.client.rows import Records
 from sordino.data.budgets import LARGE
 from sordino.data.encode import delimiter_of, read_table, unit_ids
-from sordino.data.own import kind_of, load_folder, schema_beside
+from sordino.data.own import kind_of, load_folder, read_words, schema_beside
 from sordino.data.schema import Schema, parse_schema, word
 from sordino.data.survey import Places, Survey, places, read_raw
 from sordino.data.units import UNIT_NAME, kept, members, numbered
+from sordino.engine.federation.attending import Roll, check_living
 from sordino.engine.federation.certificates import check_name
 from sordino.engine.federation.held import commit_to, held_mask
 from sordino.engine.federation.limits import BLANK, Declared, Policy
@@ -32,11 +33,14 @@ from sordino.engine.federation.peers import Peers
 from sordino.engine.federation.signing import load_private
 from sordino.engine.federation.site import Purse, Site
 from sordino.engine.federation.surveying import Raw
-from sordino.errors import BadInput
+from sordino.errors import BadInput, SordinoError
 from sordino.privacy.generators import Source
 from sordino.privacy.ledger import Ledger
+from sordino.privacy.levels import Consent, check_levels
+from sordino.privacy.living import canonical
 from sordino.privacy.types import RECORD, Adjacency, Budget, check_promised
 from sordino.study.deploy import schema_hash
+from sordino.study.living import called, version_of
 from sordino.study.sections import Section, explain
 
 log = logging.getLogger("sordino.site")
@@ -59,7 +63,8 @@ class SiteData(Section):
     ``held_out``: the share of the records that training never sees, for evaluations and surveys; ``id``: the column
     that names a record. Without it records are known by their places, and the file may never change. ``unit``: the
     column of persons who are protected with all of their records, as the schema's; a site may insist on it here, and a
-    survey, which comes before there is a schema, counts by it.
+    survey, which comes before there is a schema, counts by it. ``living``: records come, are corrected and go, known by
+    their unit or id; ``withdrawn``: a file of ids, one a line, whose consent is revoked.
     """
 
     path: str
@@ -67,22 +72,41 @@ class SiteData(Section):
     held_out: float | None = Field(default=None, gt=0, lt=1)
     id: str | None = None
     unit: str | None = None
+    living: bool = False
+    withdrawn: str | None = None
+
+    @model_validator(mode="after")
+    def _noted(self) -> Self:
+        if self.withdrawn is not None and not self.living:
+            raise ValueError("who withdrew is noted where data live: say data.living = true")
+        return self
 
 
 class SiteBudget(Section):
-    """``[budget]``: what may be spent in all, over all runs, and where that is kept."""
+    """``[budget]``: what may be spent in all, over all runs, and where that is kept.
 
-    epsilon: float = Field(gt=0)
+    ``levels``: in place of ``epsilon``, ε by level of consent; ``column`` of the file says which level a record has.
+    """
+
+    epsilon: float | None = Field(default=None, gt=0)
     delta: float = Field(gt=0, lt=1)
     adjacency: Literal["zero-out", "add-remove", "replace-one"] = "zero-out"
     composition: Literal["declared", "filter"] | None = None
     ledger: str = "ledger.db"
+    column: str | None = None
+    levels: dict[str, float] | None = None
 
     def promised(self) -> Budget:
-        """ε, δ and adjacency; refuses an adjacency that cannot be promised."""
+        """ε, δ and adjacency, of the strictest level where there are several; refuses what cannot be promised."""
         adjacency = Adjacency.parse(self.adjacency)
         check_promised(adjacency)
-        return Budget(self.epsilon, self.delta, adjacency)
+        if (self.levels is None) is not (self.column is None):
+            raise BadInput("budget.levels and budget.column go together: ε by level, and the column that says which")
+        if (self.levels is None) is (self.epsilon is None):
+            raise BadInput("say budget.epsilon, or budget.levels with ε by level of consent: one of the two")
+        epsilon = self.epsilon if self.levels is None else min(check_levels(self.levels, "budget.levels").values())
+        assert epsilon is not None
+        return Budget(epsilon, self.delta, adjacency)
 
 
 class Limits(Section):
@@ -238,21 +262,61 @@ class SiteFile(Section):
     @contextmanager
     def open(self, source: Source | None = None) -> Iterator[Site]:
         """Load the records, open the ledger. ``source``: a generator for tests, which marks the ledger NOT PRIVATE."""
+        before = version_of(self.at(self.data.path))
+        if self.data.living and self._column is None:
+            raise BadInput("data.living: people are known by a column of the file: name it as data.id, or data.unit")
+        if self.data.living and self.budget.levels is not None:
+            raise BadInput(
+                "levels of consent and living data do not go together yet: leave budget.levels or data.living"
+            )
         budget = replace(self.budget.promised(), unit=self.unit)
         (records, declared), folder = self.records(), self.at(self.site.folder)
         folder.mkdir(parents=True, exist_ok=True)
         with Ledger(self.at(self.budget.ledger)) as ledger:
-            name, purse = check_name(self.site.name), Purse(budget, ledger, self.budget.composition)
+            name, purse = check_name(self.site.name), Purse(budget, ledger, self.budget.composition, self.consent())
+            check_living(ledger, self.data.living)
+            roll = self._roll(ledger, records, before) if self.data.living else None
             held = self.held(ledger, len(records))
             raw = None if held is None or kind_of(self.at(self.data.path)) == "npz" else self._raw(ledger)
             commit = commit_to(ledger, self.at(self.data.path), records, held is not None)
-            yield Site(name, records, declared, purse, folder, self.policy, source, self.peers(), held, raw, commit)
+            more = self.peers(), held, raw, commit, roll
+            yield Site(name, records, declared, purse, folder, self.policy, source, *more)
+
+    def _roll(self, ledger: Ledger, records: Records, before: tuple[int, ...]) -> Roll:
+        """In which cohort everybody is; ``before``: the version of the file that the records were read from.
+
+        A ledger that was kept for records whose ids it did not know begins with those very records.
+        """
+        where, spelt = self.at(self.data.path), self._spelt()
+        if version_of(where) != before or len(spelt) != len(records):
+            raise BadInput(f"{where} was changed while it was read: start the site again, and exchange files in one go")
+        if ledger.life() is None and ledger.bindings():
+            ledger.bind(check_name(self.site.name), commit_to(ledger, where, records, False))
+        listed = None if self.data.withdrawn is None else self.at(self.data.withdrawn)
+        return called(ledger, str(self._column), spelt, listed)
+
+    def consent(self) -> Consent | None:
+        """Which unit has which level of consent, in the order of ``records``; None where all have one budget."""
+        levels, column, where = self.budget.levels, self.budget.column, self.at(self.data.path)
+        if levels is None or column is None:
+            return None
+        if self._blank:
+            consent, table = Consent.of_words(read_words(where, column), levels, "budget.levels"), self._blank_units()
+            return consent if table is None else consent.of_units(table.numpy())
+        raw = self.data.table_schema or schema_beside(where)
+        dataset = load_folder(where, raw, "null", [column])
+        consent = Consent.of_words(dataset.words[column], levels, "budget.levels")
+        return consent if dataset.units is None else consent.of_units(members(dataset.units))
 
     def _raw(self, ledger: Ledger) -> Raw:
         """How a survey reads the held-out records: from the file, as they are, parted anew by the ledger's key."""
+        where, living = self.at(self.data.path), self.data.living
+        ids = self._ids() if living else []
 
         def read(survey: Survey) -> tuple[Places, NDArray[np.int64] | None]:
-            table = read_raw(self.at(self.data.path), survey)
+            table = read_raw(where, survey)
+            if living and self._ids() != ids:
+                raise SordinoError(f"{where} holds other people's records than when this site started: start it again")
             if self._unit_column is None:
                 held = self.held(ledger, table.rows)
                 assert held is not None
@@ -277,12 +341,10 @@ class SiteFile(Section):
             share = HELD_SHARE
         if share is None:
             return None
-        column = self._unit_column
-        if column is not None:
-            return held_mask(ledger, share, where, count, column, self._unit_ids(column))
-        if self.data.id is None:
+        column = self._column
+        if column is None:
             return held_mask(ledger, share, where, count)
-        return held_mask(ledger, share, where, count, self.data.id, self._ids(where, self.data.id))
+        return held_mask(ledger, share, where, count, column, self._ids())
 
     @property
     def _unit_column(self) -> str | None:
@@ -290,20 +352,27 @@ class SiteFile(Section):
         schema = self._schema
         return self.data.unit if schema is None else schema.unit
 
-    def _unit_ids(self, column: str) -> list[str]:
-        """The id of every unit, in the order of their numbers."""
-        schema, where = self._schema or Schema("", "classification", None, unit=column), self.at(self.data.path)
+    @property
+    def _column(self) -> str | None:
+        """The column that units are known by: their own, or that of records' ids; None where they have none."""
+        return self._unit_column or self.data.id
+
+    def _ids(self) -> list[str]:
+        """The id of every unit, in the order of their numbers; where data live, in the spelling they are known by."""
+        return [canonical(one) for one in self._spelt()] if self.data.living else self._spelt()
+
+    def _spelt(self) -> list[str]:
+        """The same as the file spells them. Records without an id of their own count as one's."""
+        column, where = str(self._column), self.at(self.data.path)
+        if self._unit_column is None:
+            delimiter = str((self.data.table_schema or {}).get("delimiter", delimiter_of(where)))
+            return [f"id {one}" for one in read_table(where, [column], delimiter).columns[column].to_pylist()]
+        schema = self._schema or Schema("", "classification", None, unit=column)
         if kind_of(where) == "npz":
             ids = [word(one) for one in np.load(where, allow_pickle=False)[column].tolist()]
         else:
             ids = unit_ids(read_table(where, [column], schema.delimiter or delimiter_of(where)), schema)
         return [f"id {one}" for one in dict.fromkeys(ids) if one not in schema.missing]
-
-    def _ids(self, where: Path, column: str) -> list[str]:
-        """The id of every record; records that have none count as one person's."""
-        delimiter = str((self.data.table_schema or {}).get("delimiter", delimiter_of(where)))
-        table = read_table(where, [column], delimiter)
-        return [f"id {one}" for one in table.columns[column].to_pylist()]
 
     def rebind(self, reason: str, officer: str) -> str:
         """Record that the ledger goes on under this file's site name and records; returns the account that goes along.
@@ -315,7 +384,8 @@ class SiteFile(Section):
             raise BadInput(f"there is no ledger at {where}: a new one is tied to its site when it is first used")
         with Ledger(where) as ledger:
             name = check_name(self.site.name)
-            return ledger.rebind(name, commit_to(ledger, self.at(self.data.path), records, False), reason, officer)
+            own, consent = commit_to(ledger, self.at(self.data.path), records, False), self.consent()
+            return ledger.rebind(name, own if consent is None else consent.committed(own), reason, officer)
 
 
 def read_site(path: Path) -> SiteFile:
@@ -336,8 +406,12 @@ def read_site(path: Path) -> SiteFile:
     said = found.budget.promised().epsilon  # what cannot be promised is refused before records are read
     if said == math.inf:
         log.warning("NOT PRIVATE: budget.epsilon = inf says that this site's records are public")
-    elif said > LARGE:
-        log.warning(
-            "budget.epsilon = %g promises next to nothing: promises that mean something are about 0.1 to 10", said
-        )
+    named = {f"levels.{name}": one for name, one in (found.budget.levels or {}).items()} or {"epsilon": said}
+    for key, epsilon in named.items():
+        if LARGE < epsilon < math.inf:
+            log.warning(
+                "budget.%s = %g promises next to nothing: promises that mean something are about 0.1 to 10",
+                key,
+                epsilon,
+            )
     return found

@@ -274,7 +274,7 @@ def _declare(out: Path, found: Search, folders: Sequence[Folder], paid: Path, do
 def _wanted(ready: Prepared) -> dict[str, int]:
     """By account: how many turns, or evaluations, a candidate declares."""
     plan = ready.plan
-    wanted = {client.name: client.declaration()[1] for client in plan.clients}
+    wanted = {client.name: client.declared_turns for client in plan.clients}
     if plan.judging is not None:
         wanted |= {plan.clients[i].name + HELD: plan.judging.times for i in plan.judging.who}
     return wanted

@@ -159,7 +159,7 @@ def _offer(folder: Path, found: Sequence[Candidate], transport: Transport, secon
 
 def _short(plan: Plan, agreed: Agreed) -> set[str]:
     """Who cannot pay for all turns, or all evaluations, of a candidate."""
-    wanted = {client.name: client.declaration()[1] for client in plan.clients}
+    wanted = {client.name: client.declared_turns for client in plan.clients}
     looks = 0 if plan.judging is None else plan.judging.times
     fewer = {name for name, turns in agreed.payable.items() if turns < wanted[name]}
     return (fewer | {name for name, times in agreed.evaluations.items() if times < looks}) - agreed.refused.keys()

@@ -24,6 +24,7 @@ from sordino.privacy.trust import EVERYBODY
 from sordino.privacy.types import RECORD
 from sordino.study.choice import describe_choice, last_turns
 from sordino.study.evaluated import describe_evaluation, evaluation_warnings, render_evaluation
+from sordino.study.levels import levels_table, levels_warnings, planned_levels
 from sordino.study.sharing import describe_sharing, if_shared, render_sharing, warnings_of
 
 SHADES = ".:-=+*#%@"
@@ -73,23 +74,25 @@ class PlanView:
     def clients(self) -> list[dict[str, Any]]:
         """Per client: records, budget, rate, steps, turns, noise, planned ε, noise over the largest signal.
 
-        ``last_round`` is the last round whose turn the budget pays for: after it the client is not asked again.
+        ``last_round`` is the last round whose turn the budget pays for: after it the client is not asked again. Where
+        records have levels of consent, ``levels`` says all this of each, and ε is what holds for every record.
         """
         ratios = self.plan.noise_to_signal(self.dimension)
         return [
             {
                 "client": c.name,
                 "records": c.records,
-                "epsilon": c.budget.epsilon,
+                "epsilon": c.widest[0].epsilon,
                 "delta": c.budget.delta,
                 "rate": c.terms.sampling.rate,
                 "batch": c.terms.divisor,
                 "steps": c.terms.count,
                 "turns": c.turns,
                 "noise": c.noise,
-                "planned_epsilon": c.epsilon,
+                "planned_epsilon": c.widest[1],
                 "noise_to_signal": float(r),
                 "last_round": last,
+                **({"levels": planned_levels(c)} if c.levels else {}),
             }
             for c, r, last in zip(self.plan.clients, ratios, last_turns(self.plan))
         ]
@@ -133,7 +136,7 @@ class PlanView:
             found.append(f"NOT PRIVATE: {method.name} adds no noise and spends no budget; budgets are ignored")
         elif not self.plan.private:
             found.append("NOT PRIVATE: every client's ε is infinite, so nobody's records are protected")
-        found += warnings_of(self.plan) + evaluation_warnings(self.evaluation)
+        found += warnings_of(self.plan) + evaluation_warnings(self.evaluation) + levels_warnings(self.plan)
         for c in self.clients:
             who, epsilon = c["client"], c["epsilon"]
             if LARGE < epsilon < math.inf:
@@ -228,6 +231,8 @@ class PlanView:
                 f"n counts [bold]{self.unit}s[/bold]: each is drawn, clipped and protected as one, with all of its "
                 "records at a client"
             )
+        if (levels := levels_table(self.clients, SHOWN)) is not None:
+            yield levels
         if self.trust is not None:
             yield f"planned ε holds [bold]{self.trust}[/bold]" + ("" if self.sharing is None else ": noise is shared")
         for line in self.why:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sordino.errors import BadInput
+from sordino.privacy.groups import check_group_name
 from sordino.privacy.trust import Against
 from sordino.privacy.types import Adjacency
 
@@ -19,6 +20,7 @@ EPSILON = (1e-6, 1e4)  # ∞, for a public data set, is allowed too
 DELTA = (1e-30, 0.1)
 
 SLACK = 1e-6  # by how much two computations of one ε may differ
+LEVELS = 20  # levels of consent that one site may have
 LONGEST = 300  # letters of a reason that are worth keeping
 
 
@@ -40,7 +42,27 @@ def check_declaration(facts: Mapping[str, Any], name: str, adjacency: str) -> di
     if said != adjacency:
         raise BadInput(f"it declares the adjacency {said}, and the study accounts under {adjacency}")
     held = {} if facts.get("held") is None else {"held": _whole("held", facts["held"], 0, RECORDS[1])}
-    return {**found, "adjacency": said, **held}
+    levels = {} if facts.get("levels") is None else {"levels": _check_levels(facts["levels"], found)}
+    return {**found, "adjacency": said, **held, **levels}
+
+
+def _check_levels(said: Any, found: Mapping[str, Any]) -> list[list[Any]]:
+    """The levels of consent of a site's records: names, ε and counts that fit what else it declares."""
+    if not isinstance(said, list) or not 1 <= len(said) <= LEVELS:
+        raise BadInput(f"it declares levels of consent in a form that nobody knows, or more than {LEVELS}")
+    levels: list[list[Any]] = []
+    for one in said:
+        if not isinstance(one, list) or len(one) != 3 or not isinstance(one[0], str) or not one[0]:
+            raise BadInput("it declares a level of consent that is not a name, an ε and a number of records")
+        name, epsilon, records = check_group_name(one[0]), one[1], one[2]
+        levels.append([name, _number("epsilon", epsilon, *EPSILON), _whole("records", records, 0, RECORDS[1])])
+    if len({name for name, _, _ in levels}) != len(levels):
+        raise BadInput("it declares a level of consent twice")
+    if sum(count for _, _, count in levels) != found["records"]:
+        raise BadInput(f"its levels of consent do not add up to its {found['records']} records")
+    if min(epsilon for _, epsilon, _ in levels) != found["epsilon"]:
+        raise BadInput(f"it declares ε = {found['epsilon']:g}, which is not that of its strictest level of consent")
+    return sorted(levels, key=lambda one: (one[1], one[0]))
 
 
 def check_signed_key(said: Any) -> dict[str, str]:
@@ -80,7 +102,7 @@ def check_spent(facts: Mapping[str, Any]) -> dict[str, Any]:
         }
         for one in releases
     ]
-    found |= _check_parts(facts, found["spent_epsilon"])
+    found |= _check_parts(facts, found["spent_epsilon"]) | _check_spent_levels(facts)
     return {**found, **_check_trust(facts, found["spent_epsilon"]), "not_private": [readable(one) for one in marks]}
 
 
@@ -93,6 +115,23 @@ def _check_parts(facts: Mapping[str, Any], spent: float) -> dict[str, float]:
     if not math.isclose(max(found.values()), spent, rel_tol=SLACK):
         raise BadInput(f"it says that ε = {spent:g} was spent, which is not the larger of {tuple(found.values())}")
     return found
+
+
+def _check_spent_levels(facts: Mapping[str, Any]) -> dict[str, dict[str, list[float]]]:
+    """What the accounts of a site's levels have spent, in all and in the run, where it has levels."""
+    said = facts.get("levels")
+    if said is None:
+        return {}
+    if not isinstance(said, dict) or not 1 <= len(said) <= LEVELS:
+        raise BadInput("it says what its levels of consent have spent in a form that nobody knows")
+    if not all(isinstance(own, list) and len(own) == 2 for own in said.values()):
+        raise BadInput("it does not say what each level of consent has spent, in all and in this run")
+    return {
+        "levels": {
+            readable(name): [_number("spent_epsilon", one, 0.0, math.inf, endless=True) for one in own]
+            for name, own in said.items()
+        }
+    }
 
 
 def _check_trust(facts: Mapping[str, Any], spent: float) -> dict[str, Any]:

@@ -197,7 +197,7 @@ def agree(
     for i, packet in heard.replies.items():
         client, said = taking[i], packet.facts
         try:
-            most = max((client.turns, client.declaration()[1], *client.queries))
+            most = max((client.turns, client.declared_turns, *client.queries))
             turns = check_payable(said.get("payable"), most)
             if client.name in judges and plan.judging is not None:
                 found.evaluations[client.name] = check_payable(said.get("evaluations"), plan.judging.times)

@@ -22,8 +22,10 @@ from sordino.engine.federation.limits import Declared, Policy, Refused
 from sordino.engine.federation.pact import Pact
 from sordino.engine.federation.policy import check_features, check_layout, check_size, check_study, check_terms
 from sordino.methods import Method, get
+from sordino.methods.levels import LevelPlan
 from sordino.methods.plan import ClientPlan
 from sordino.privacy.gate import Terms
+from sordino.privacy.levels import present
 from sordino.privacy.types import Budget
 
 KEPT = 1 << 31
@@ -124,7 +126,10 @@ def _size(fixed: nn.Module, declared: Declared) -> int:
 def accept(
     name: str, offer: Mapping[str, Any], method: Method, policy: Policy, declared: Declared, offered: Budget
 ) -> ClientPlan:
-    """This site's plan for a run, from what the server offers; refused where its limits say so."""
+    """This site's plan for a run, from what the server offers; refused where its limits say so.
+
+    ``name``: of the site's account.
+    """
     terms = wire.terms_from_plain(offer["terms"])
     asks = tuple(wire.terms_from_plain(one) for one in offer["asks"])
     turns, queries = int(offer["turns"]), tuple(int(q) for q in offer["queries"])
@@ -133,8 +138,10 @@ def accept(
     if min((turns, *queries)) < 0:
         raise Refused(f"{turns} turns and {queries} questions make no sense: they are counted from 0")
     most = max((turns, *queries))
-    check_terms(policy, method, terms, asks, most, declared.records, offered.is_public)
-    return ClientPlan(name, declared.records, offered, turns, terms, asks, queries, 0.0, method.aggregate.sets_steps)
+    check_terms(policy, method, terms, asks, most, declared, offered.is_public)
+    levels = tuple(LevelPlan(one, 0.0) for one in present(declared.levels))
+    adaptive = method.aggregate.sets_steps
+    return ClientPlan(name, declared.records, offered, turns, terms, asks, queries, 0.0, adaptive, levels)
 
 
 def safe(run: str) -> str:

@@ -79,7 +79,7 @@ def accept_task(
     wanted = parts_of(declared.classes)
     if tuple(name for name, _ in terms.parts) != wanted:
         raise Refused(f"an evaluation releases {' and '.join(wanted)}, not {terms.what!r}")
-    if terms.sampling.scheme is not Scheme.FULL or terms.count != 1 or terms.divisor != 1.0:
+    if terms.sampling.scheme is not Scheme.FULL or terms.count != 1 or terms.divisor != 1.0 or terms.groups:
         raise Refused("an evaluation counts all held-out records, once: no batches and nothing to divide by")
     if terms.adjacency is not budget.adjacency:
         raise Refused(

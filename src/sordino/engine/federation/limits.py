@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sordino.errors import BadInput
+from sordino.privacy.levels import Levels
 
 BLANK = (0,)
 """The shape of records that no schema says anything about: they can be surveyed, and not trained on."""
@@ -27,6 +28,8 @@ class Declared:
     """How many units are held out; ``records`` counts the units that training sees."""
     unit_records: int = 1
     """The most records of a unit that count: 1 where every record is a unit of its own."""
+    levels: Levels = ()
+    """Where records have levels of consent: what each level offers a run, and how many training records it has."""
 
     @property
     def task(self) -> str:

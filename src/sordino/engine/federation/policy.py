@@ -19,6 +19,7 @@ from sordino.engine.federation.limits import BLANK, Declared, Policy, Refused
 from sordino.methods import Method, get
 from sordino.methods.identity import identity
 from sordino.privacy.gate import Terms
+from sordino.privacy.levels import present
 from sordino.privacy.types import Budget
 
 
@@ -123,7 +124,7 @@ def check_features(brief: Mapping[str, Any], template: nn.Module) -> None:
 
 
 def check_terms(
-    policy: Policy, method: Method, terms: Terms, asks: tuple[Terms, ...], turns: int, records: int, public: bool
+    policy: Policy, method: Method, terms: Terms, asks: tuple[Terms, ...], turns: int, declared: Declared, public: bool
 ) -> None:
     """Refuse releases that the method does not make, or that this site does not allow."""
     beside = [one.question.what for one in method.ask if one.batch == "step"]
@@ -137,9 +138,13 @@ def check_terms(
         raise Refused(f"{terms.count} local steps a turn are too many for this site: it allows {policy.steps}")
     if any(one.count != 1 for one in asks):
         raise Refused("a question is answered from one batch")
+    levels = [(one.name, one.records) for one in present(declared.levels)]
     for one in (terms, *asks):
-        one.sampling.check_whole(records)
-        expected = one.sampling.rate * records
+        if [(group.name, group.records) for group in one.groups] != levels:
+            told = ", ".join(f"{count} of {name!r}" for name, count in levels) or "none"
+            raise Refused(f"{one.what!r} is not offered by this site's levels of consent, which are: {told}")
+        one.sampling.check_whole(declared.records)
+        expected = one.sampling.rate * declared.records
         if not math.isclose(one.divisor, expected, rel_tol=1e-6):
             raise Refused(f"{one.what!r} would be divided by {one.divisor:g}, not by its expected batch {expected:g}")
         for name, z in one.parts:

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from sordino.privacy.ledger import Ledger
-from sordino.privacy.statement import epsilon_in_words
+from sordino.privacy.words import epsilon_in_words
 
 log = logging.getLogger("sordino.site")
 

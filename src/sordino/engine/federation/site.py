@@ -6,7 +6,7 @@ The turn itself is ``client.turn.take_turn`` with one row, the very function a s
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -21,6 +21,8 @@ from sordino.client.rows import Records, Rows, seen_alone
 from sordino.client.turn import answer, take_turn
 from sordino.engine.devices import threads_for_step
 from sordino.engine.federation import wire
+from sordino.engine.federation.attending import Attendance, Party, Roll, check_living
+from sordino.engine.federation.consent import commitment_of, levels_to_plain, offered_levels, trained_levels
 from sordino.engine.federation.held import parted
 from sordino.engine.federation.job import Job, Understood, accept, canonical, safe, understand
 from sordino.engine.federation.judged import Task, accept_task, check_request, own_weights, verdict
@@ -36,10 +38,12 @@ from sordino.engine.federation.taking_part import TakingPart
 from sordino.engine.federation.wire import Packet, pack, unpack, whole
 from sordino.errors import BadInput, BudgetRefused, SordinoError
 from sordino.methods import Method
+from sordino.privacy.drawing import draw_batches
 from sordino.privacy.gate import Gate, Permit, Terms
 from sordino.privacy.generators import Secret, Source, Turn
 from sordino.privacy.held import HELD
 from sordino.privacy.ledger import Commit, Ledger, LedgerPlan
+from sordino.privacy.levels import Consent, present
 from sordino.privacy.types import Budget, Release
 from sordino.server.broadcast import Frame, check_broadcast
 
@@ -48,11 +52,15 @@ log = logging.getLogger("sordino.site")
 
 @dataclass(frozen=True)
 class Purse:
-    """What a site may spend in all, the ledger that keeps count, and how runs compose in it (None: as it was)."""
+    """What a site may spend in all, the ledger that keeps count, and how runs compose in it (None: as it was).
+
+    ``consent``: where records have levels of their own, which of them has which; ``budget`` is then the strictest's.
+    """
 
     budget: Budget
     ledger: Ledger
     composition: str | None = None
+    consent: Consent | None = None
 
 
 class Site:
@@ -82,8 +90,10 @@ class Site:
         held: NDArray[np.bool_] | None = None,
         raw: Raw | None = None,
         commit: Commit | None = None,
+        roll: Roll | None = None,
     ) -> None:
         budget, ledger = purse.budget, purse.ledger
+        check_living(ledger, roll is not None)
         self.name = name
         self.peers = peers
         self.records, self.held = parted(records, held, ledger)
@@ -98,11 +108,19 @@ class Site:
         self.offered = budget if most is None else replace(budget, epsilon=min(most, budget.epsilon))
         self.source = Secret() if source is None else source
         self.raw = raw
-        self.account = ledger.bind(name, commit or (lambda salt: commitment(records, salt)))
-        ledger.open_account(self.account, budget, composition=purse.composition)
-        if self.held is not None:
-            ledger.open_account(self.account + HELD, budget, composition=purse.composition)
-        for one in (self.account, self.account + HELD)[: 2 if self.held is not None else 1]:
+        if roll is not None and purse.consent is not None:
+            raise BadInput(
+                "levels of consent and living data do not go together yet: leave budget.levels or data.living"
+            )
+        own = commit or (lambda salt: commitment(records, salt))
+        self.account = ledger.bind(name, commitment_of(ledger, purse.consent, own))
+        levels, self.members = trained_levels(purse.consent, budget, held)
+        self.declared = replace(self.declared, levels=offered_levels(levels, most))
+        self.attendance = Attendance.of(ledger, self.account, len(records), held, roll)
+        self.levelled = {self.account + one.suffix: one.budget for one in present(levels)}
+        for one in (one for part in self.accounts for one in part):
+            owner = self.account if one in self.levelled else ""
+            ledger.open_account(one, self.levelled.get(one, budget), composition=purse.composition, owner=owner)
             if source is not None:
                 ledger.mark_not_private(one, "a generator was injected at the site: a test, not a deployment")
         self._seen: list[tuple[nn.Module, Records, Records]] = []
@@ -147,18 +165,20 @@ class Site:
     def _hello(self, packet: Packet, request: str) -> bytes:
         """Who this is, and whether it would take part in this study."""
         brief = packet.facts["brief"]
+        declared = self.declared_in(safe(str(brief.get("run"))))
         facts = {
             "name": self.name,
-            "records": self.declared.records,
+            "records": declared.records,
             "epsilon": self.offered.epsilon,
             "delta": self.offered.delta,
             "adjacency": str(self.offered.adjacency),
-            **({} if self.held is None else {"held": self.declared.held}),
+            **({} if self.held is None else {"held": declared.held}),
+            **({"levels": levels_to_plain(declared.levels)} if declared.levels else {}),
         }
         try:
             trust = None
             if "survey" in brief:
-                check_survey(self.policy, brief, self.declared, self.raw, self.budget)
+                check_survey(self.policy, brief, declared, self.raw, self.budget)
             else:
                 method = self._understood(canonical(brief)).method
                 trust = shared_trust(brief)
@@ -171,6 +191,24 @@ class Site:
             return pack(Packet(wire.REFUSED, {**facts, "reason": str(error), "budget": False}))
         log.info("study %r of run %s: this site would take part", brief.get("name"), brief.get("run"))
         return pack(Packet(wire.FACTS, facts))
+
+    @property
+    def accounts(self) -> list[list[str]]:
+        """The accounts of training records, and those of held-out ones where there are some."""
+        return [list(self.trained), *self.attendance.accounts[1:]]
+
+    @property
+    def trained(self) -> dict[str, Budget]:
+        """The accounts of training records, by level of consent or by cohort, and what each was opened with."""
+        return self.levelled or dict.fromkeys(self.attendance.accounts[0], self.budget)
+
+    def declared_in(self, run: str) -> Declared:
+        """What this site says about its records in a run; where they come and go, of those who take part in it."""
+        return self.attendance.declared(run, self.declared, self.offered.epsilon)
+
+    def party(self, run: str, held: bool = False) -> Party:
+        """Who takes part in a run, of training or of held-out records."""
+        return self.attendance.party(run, held, self.offered.epsilon)
 
     def _offer(self, packet: Packet, request: str) -> bytes:
         """Declare the plan of a run in the ledger; says how many turns the budget pays."""
@@ -263,11 +301,13 @@ class Site:
         """
         turn = Turn(self.account, whole(packet, "round"), whole(packet, "copy"))
         check_place(self.policy, job.rounds, turn.round, turn.copy, max((job.plan.turns, *job.plan.queries)))
+        party = self.party(job.run)
 
         def make(permit: Permit, gate: Gate) -> Packet:
-            batches = self.source.batches(turn, terms.what, terms.sampling, self.declared.records, terms.count)
+            records = self.attendance.records(False, party, self.records)
+            batches = draw_batches(self.source, turn, terms, party.count, self.members)
             with threads_for_step(job.work.engine.dimension, terms.divisor):
-                return work(Rows([turn], [batches], self._mapped(job.fixed, self.records)), permit, gate)
+                return work(Rows([turn], [batches], self._mapped(job.fixed, records)), permit, gate)
 
         return self._till(job.run, job.method, self.policy.rounds).release(turn, terms, request, make, masks)
 
@@ -297,9 +337,9 @@ class Site:
 
         def make(permit: Permit, gate: Gate) -> Packet:
             assert self.held is not None  # or the task was refused
+            records = self.attendance.records(True, self.party(task.run, held=True), self.held)
             shown = own_weights(understood, weights, self.folder / "runs" / task.run, number, since)
-            records = self._mapped(understood.fixed, self.held)
-            found = verdict(understood, shown, records, task, permit, gate)
+            found = verdict(understood, shown, self._mapped(understood.fixed, records), task, permit, gate)
             return Packet(wire.COUNTS, {"round": number}, sealed(found))
 
         till = self._till(task.run, understood.method, min(task.times, self.policy.rounds), HELD)
@@ -308,14 +348,32 @@ class Site:
     def _task(self, brief: dict[str, Any], terms: dict[str, Any]) -> tuple[Understood, Task, int]:
         """The evaluations of a run, checked and declared to the held-out account; how many of them it can pay."""
         understood = self._understood(canonical(brief))
-        private = understood.method.private
-        task = accept_task(brief, terms, self.policy, self.declared, self.offered, private)
-        if not private:
-            why = f"run {task.run} used {understood.method.name}, which adds no noise"
-            self.ledger.mark_not_private(self.account + HELD, why)
-            return understood, task, task.times
+        method, declared = understood.method, self.declared_in(safe(str(brief["run"])))
+        task = accept_task(brief, terms, self.policy, declared, self.offered, method.private)
         plan = task.declaration(self.account + HELD, str(brief.get("name", "")))
-        return understood, task, self.ledger.declare([plan], self.policy.run_epsilon)[plan.client]
+        party, payable = self.agree([plan], held=True, not_private=_without_noise(method, task.run))
+        return understood, replace(task, terms=replace(task.terms, payers=party.payers)), payable
+
+    def agree(self, plans: Sequence[LedgerPlan], held: bool = False, not_private: str = "") -> tuple[Party, int]:
+        """Declare a run to the accounts of all who would take part; who does, and how many turns they can pay.
+
+        ``plans``: of one run, for the site's own accounts; each cohort that takes part has one of every such account.
+        ``not_private``: of a run without noise, why nothing is declared and the accounts are marked instead.
+        """
+        run, most = plans[0].run, min(plan.turns for plan in plans)
+        party = self.party(run, held)
+        if not party.payers:
+            raise Refused("nobody's records take part here at present: all of them are withdrawn")
+        accounts = {payer: [plan.client + payer for plan in plans] for payer in party.payers}
+        payable = dict.fromkeys(accounts, most)
+        if not_private:
+            for account in (one for own in accounts.values() for one in own):
+                self.ledger.mark_not_private(account, not_private)
+        else:
+            every = [replace(plan, client=plan.client + payer) for payer in accounts for plan in plans]
+            turns = self.ledger.declare(every, self.policy.run_epsilon)
+            payable = {payer: min(turns[one] for one in own) for payer, own in accounts.items()}
+        return self.attendance.settle(run, held, party, payable)
 
     def _bye(self, packet: Packet, request: str) -> bytes:
         """The run is over: what it did not use is free again. Says what this site has spent, by public counts."""
@@ -323,15 +381,19 @@ class Site:
         LocalState(self.folder / "runs" / run, (), 0).forget()
         erase_key(self._key_file(run))
         self._accepted.cache_clear()  # it holds the key too
-        own = [self.account, *([] if self.held is None else [self.account + HELD])]
+        known = {one.client for one in self.ledger.accounts()}  # another process may just have noted a cohort
+        trained, *held = [[one for one in part if one in known] for part in self.accounts]
+        own = [one for part in (trained, *held) for one in part]
         declared = [one for one in own if any(standing.plan.run == run for standing in self.ledger.standings(one))]
         if not declared:
             return pack(Packet(wire.FACTS, {"name": self.name}))
         for one in declared:
             self.ledger.close_plan(one, run)
             self.ledger.forget(one, run)
-        spent = told_spent(self.ledger, run, *own)
-        log.info("run %s is over: ε %.4g of %g spent", run, spent["spent_epsilon"], self.budget.epsilon)
+        said = {one: one.removeprefix(self.account) if one in self.levelled else "" for one in trained}
+        spent = told_spent(self.ledger, run, said, *held)
+        most_of_all = max(budget.epsilon for budget in self.trained.values())
+        log.info("run %s is over: ε %.4g of %g spent", run, spent["spent_epsilon"], most_of_all)
         return pack(Packet(wire.FACTS, {"name": self.name, **spent}))
 
     def _inputs(self, job: Job, packet: Packet) -> tuple[dict[str, Any], Release]:
@@ -352,35 +414,46 @@ class Site:
         brief, offer = packet.facts["brief"], packet.facts["offer"]
         understood = self._understood(canonical(brief))
         method, work = understood.method, understood.work
-        plan = accept(self.name, offer, method, self.policy, self.declared, self.offered)
-        pact = self._pact(packet, method)
+        run = safe(str(brief["run"]))
+        declared = self.declared_in(run)
+        plan = accept(self.account, offer, method, self.policy, declared, self.offered)
+        if self.attendance.lives and any(one.groups for one in (plan.terms, *plan.asks)):
+            raise Refused("records that come and go are sampled alike here: a request cannot name groups of them")
+        pact = self._pact(packet, method, declared)
         if pact is not None:
             widths = {"gradient": work.engine.dimension, **{one.question.what: 1 for one in method.ask}}
             terms, *asks = pact.told([plan.terms, *plan.asks], widths)
             plan = replace(plan, terms=terms, asks=tuple(asks))
             pact.check_offer([terms, *asks])
-        job = Job(safe(str(brief["run"])), method, work, plan, int(brief["rounds"]), understood.fixed, pact)
-        if not method.private:
-            self.ledger.mark_not_private(self.account, f"run {job.run} used {method.name}, which adds no noise")
-            return job, plan.turns
-        events, whole = plan.declaration()
-        declared = LedgerPlan(self.account, job.run, events, whole, str(brief.get("name", "")))
-        return job, self.ledger.declare([declared], self.policy.run_epsilon)[self.account]
+        study = str(brief.get("name", ""))
+        plans = [LedgerPlan(account, run, *told, study) for account, told in plan.declaration().items()]
+        party, payable = self.agree(plans, not_private=_without_noise(method, run))
+        terms, *asks = (replace(one, payers=party.payers) for one in (plan.terms, *plan.asks))
+        plan = replace(plan, terms=terms, asks=tuple(asks))
+        job = Job(run, method, work, plan, int(brief["rounds"]), understood.fixed, pact)
+        return job, payable if method.private else plan.turns
 
-    def _pact(self, packet: Packet, method: Method) -> Pact | None:
+    def _pact(self, packet: Packet, method: Method, declared: Declared) -> Pact | None:
         """What the sites of a run agreed on, checked anew with every request; None where each adds its own noise."""
         brief = packet.facts["brief"]
         trust = shared_trust(brief)
         if trust is None:
             return None
+        if self.declared.levels:
+            raise Refused("this site's records have levels of consent, and its noise is its own: it shares none yet")
         public, run = self.offered.is_public, str(brief["run"])
         peers = check_willing(trust, method, self.policy, self.peers, public)
         try:
             key = load_key(self._key_file(run)).private_bytes_raw()
         except SordinoError:
             raise Refused("this site has no key of this run, or not any more: begin a new run") from None
-        own = Member(self.name, self.declared.records, public, key)
+        own = Member(self.name, declared.records, public, key)
         return self._accepted(canonical(packet.facts["charter"]), canonical(brief), own, peers)
+
+
+def _without_noise(method: Method, run: str) -> str:
+    """Why a run's accounts are marked NOT PRIVATE; empty where they need not be."""
+    return "" if method.private else f"run {run} used {method.name}, which adds no noise"
 
 
 def _place(packet: Packet) -> dict[str, Any]:

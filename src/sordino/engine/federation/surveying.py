@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -58,7 +59,7 @@ def check_terms(policy: Policy, terms: Terms, budget: Budget) -> None:
     """Refuse anything but one release of one part from a full batch, with the noise that this site insists on."""
     if [name for name, _ in terms.parts] != [PART] or terms.sampling.scheme is not Scheme.FULL or terms.count != 1:
         raise Refused("a survey is one release of its tables, from all held-out records")
-    if terms.divisor != 1.0 or terms.shared is not None:
+    if terms.divisor != 1.0 or terms.shared is not None or terms.groups:
         raise Refused("a survey releases counts, with noise of the site's own")
     if terms.adjacency is not budget.adjacency:
         raise Refused(f"the survey accounts under {terms.adjacency}, this site's budget is under {budget.adjacency}")
@@ -71,20 +72,23 @@ def check_terms(policy: Policy, terms: Terms, budget: Budget) -> None:
 def answer_survey(site: Site, packet: Packet, request: str) -> bytes:
     """Declare, charge, count, store, send: stored bytes for a request that was answered before (R11).
 
-    Guarantees: (1) the held-out account alone is charged, before the file is read; (2) a unit adds one in all to each
-    of f tables, whatever its records hold: sensitivity √f; (3) a refusal depends on public facts only.
+    Guarantees: (1) held-out records' accounts alone are charged, before the file is read; (2) a unit adds one in all to
+    each of f tables, whatever its records hold: sensitivity √f; (3) a refusal depends on public facts only.
     """
     brief = packet.facts["brief"]
-    survey = check_survey(site.policy, brief, site.declared, site.raw, site.budget)
+    account, run = site.account + HELD, safe(str(brief["run"]))
+    survey = check_survey(site.policy, brief, site.declared_in(run), site.raw, site.budget)
     terms = wire.terms_from_plain(packet.facts["terms"])
     check_terms(site.policy, terms, site.budget)
-    account, run = site.account + HELD, safe(str(brief["run"]))
-    turn = Turn(account, 1)
-    key = key_of(turn, terms, "")
-    declared = LedgerPlan(account, run, (terms.event,), 1, str(brief.get("name", "")))
-    if not site.ledger.declare([declared], site.policy.run_epsilon)[account]:
+    plan = LedgerPlan(account, run, (terms.event,), 1, str(brief.get("name", "")))
+    party, payable = site.agree([plan], held=True)
+    if not payable:
         raise BudgetRefused("what is left of this site's budget for held-out records does not pay for this survey")
-    stored = site.ledger.stored(account, run, key, request)
+    terms = replace(terms, payers=party.payers)
+    payers, members = [account + one for one in party.payers], site.attendance.members(True, party.seats)
+    turn, first = Turn(account, 1), payers[0]
+    key = key_of(turn, terms, "")
+    stored = site.ledger.stored(first, run, key, request)
     if stored is not None:
         log.info("survey of run %s: sent again as it was", run)
         return stored
@@ -93,22 +97,24 @@ def answer_survey(site: Site, packet: Packet, request: str) -> bytes:
     try:  # from here on records are read, and what goes wrong is nobody's business
         assert site.raw is not None
         cells, whose = site.raw(survey)
-        units = len(cells) if whose is None else len(np.unique(whose))
-        if units != site.declared.held:
-            raise SordinoError(f"the file has {units} held-out units now, {site.declared.held} were declared")
-        flat = torch.from_numpy(cells + survey.starts)
-        whole = None if whose is None else torch.from_numpy(whose)
+        units = np.arange(len(cells)) if whose is None else whose
+        if len(np.unique(units)) != site.declared.held:
+            raise SordinoError(f"the file has other than the {site.declared.held} held-out units that were declared")
+        here = np.isin(units, members)  # of those who take part
+        flat = torch.from_numpy(cells[here] + survey.starts)
+        whole = None if whose is None else torch.from_numpy(np.unique(whose[here], return_inverse=True)[1])
         found = gate.count(permit, 0, {PART: (flat, survey.width)}, whole)[PART]
         spent = {
-            "survey_epsilon": site.ledger.epsilon([account], run)[account],
-            "held_epsilon": site.ledger.epsilon([account])[account],
-            "not_private": list(site.ledger.account(account).not_private),
+            "survey_epsilon": max(site.ledger.epsilon(payers, run).values()),
+            "held_epsilon": max(site.ledger.epsilon(payers).values()),
+            "not_private": list(dict.fromkeys(why for one in payers for why in site.ledger.account(one).not_private)),
         }
         reply = pack(Packet(wire.ANSWER, spent, {PART: found.value}))
     except Exception:
         log.exception("the survey of run %s failed after it was charged; the server is told 'unavailable'", run)
         return wire.unavailable()
-    site.ledger.store(account, run, key, request, reply)
-    note_release(site.ledger, account, run, terms.what)
+    site.ledger.store(first, run, key, request, reply)
+    for one in payers:
+        note_release(site.ledger, one, run, terms.what)
     log.info("survey of run %s: %d tables released, ε %.4g", run, len(survey.columns), spent["survey_epsilon"])
     return reply

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from sordino.errors import BadInput
 from sordino.privacy.gate import Terms
+from sordino.privacy.groups import Group
 from sordino.privacy.types import Adjacency, Sampling, Scheme
 
 VERSION = 1
@@ -95,6 +96,7 @@ def terms_to_plain(terms: Terms) -> dict[str, Any]:
         "count": terms.count,
         "divisor": terms.divisor,
         "adjacency": str(terms.adjacency),
+        **({"groups": [[one.name, one.rate, one.records] for one in terms.groups]} if terms.groups else {}),
     }
 
 
@@ -105,13 +107,20 @@ def terms_from_plain(plain: Mapping[str, Any]) -> Terms:
         parts = tuple((str(name), float(z)) for name, z in plain["parts"])
         sampling, adjacency = Sampling(Scheme.parse(scheme), float(rate)), Adjacency.parse(plain["adjacency"])
         count, divisor = int(plain["count"]), float(plain["divisor"])
-        found = Terms(sampling, parts, count, divisor, adjacency)
+        groups = tuple(_group(*one) for one in plain.get("groups", ()))
+        found = Terms(sampling, parts, count, divisor, adjacency, groups=groups)
     except (KeyError, TypeError, ValueError) as error:
         raise BadInput(f"the terms of a release make no sense: {error}") from None
     finite = all(math.isfinite(z) and z >= 0 for _, z in parts)
     if not parts or len(dict(parts)) != len(parts) or count < 1 or not finite:
         raise BadInput(f"the terms of a release make no sense: parts {parts}, count {count}")
     return found
+
+
+def _group(name: Any, rate: Any, records: Any) -> Group:
+    if not isinstance(name, str) or type(records) is not int:
+        raise TypeError("a group of records has a name and a whole number of records")
+    return Group(name, float(rate), records)
 
 
 def whole(packet: Packet, key: str) -> int:

@@ -76,6 +76,8 @@ class Client:
     """What is protected as one: a record, or somebody with several."""
     ends: float | None
     """The round after which its budget pays for no more; ∞ when it outlasts the run, None where nobody says."""
+    levels: tuple[tuple[str, float | None, float | None], ...] = ()
+    """Where records have levels of consent: their names, what they allow and what they spent."""
 
 
 @dataclass(frozen=True)
@@ -351,6 +353,10 @@ def _clients(result: Result, rounds: Sequence[Mapping[str, Any]]) -> tuple[Clien
             attack=entry.get("attack"),
             unit=str(entry.get("unit") or RECORD),
             ends=_or_infinite(entry, "budget_ends"),
+            levels=tuple(
+                (str(one.get("level")), _or_infinite(one, "epsilon"), _or_infinite(one, "spent_epsilon"))
+                for one in entry.get("levels") or ()
+            ),
         )
         for place, (name, entry) in enumerate(zip(names, entries, strict=True))
     )

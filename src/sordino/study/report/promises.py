@@ -35,14 +35,17 @@ class Promise(StrEnum):
 
 
 def promise_to(client: Client, private: bool) -> Promise:
-    """Hold what a client spent against what it allowed: spent ≤ ε (1 + 1e-6)."""
+    """Hold what a client spent against what it allowed: spent ≤ ε (1 + 1e-6), for every level where it has some."""
     if not private:
         return Promise.NONE
-    if client.epsilon is None or client.spent is None:
+    pairs = [(client.epsilon, client.spent), *((allowed, spent) for _, allowed, spent in client.levels)]
+    known = [(allowed, spent) for allowed, spent in pairs if allowed is not None and spent is not None]
+    if len(known) < len(pairs):
         return Promise.UNKNOWN
-    if math.isinf(client.epsilon):
+    if client.epsilon == math.inf:
         return Promise.PUBLIC
-    return Promise.KEPT if client.spent <= client.epsilon * (1 + ROUNDING) else Promise.EXCEEDED
+    kept = all(spent <= allowed * (1 + ROUNDING) for allowed, spent in known)
+    return Promise.KEPT if kept else Promise.EXCEEDED
 
 
 def share(client: Client) -> float | None:
