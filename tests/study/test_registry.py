@@ -164,6 +164,23 @@ def test_the_larger_of_two_accounts_counts_and_a_filter_counts_in_full(ledger, t
     assert "scores, 1 times" in found["deployment_model"]["release_type_details"]
 
 
+def test_levels_and_cohorts_of_a_site_are_one_entry(tmp_path):
+    with Ledger(tmp_path / "levels.db") as book:
+        for name, epsilon, owner in (
+            ("s (strict)", 1.0, "s"),
+            ("s (loose)", 3.0, "s"),
+            ("s (loose) (since 2)", 3.0, "s"),
+        ):
+            book.open_account(name, Budget(epsilon, 1e-5), owner=owner)
+            gradient = Event("gradient", Sampling.poisson(0.02 * epsilon), 2.0, 1)
+            book.declare([LedgerPlan(name, "9f2c", (gradient,), 100, "heart")])
+            book.charge([Charge(name, "9f2c", "1", "gradient", 100, "r")])
+        found = entry(book, read_answers(about(tmp_path)))["deployment"]["privacy_loss"]
+        largest = max(book.epsilon().values())
+    assert largest <= found["privacy_parameters"]["epsilon"] <= largest * 1.001
+    assert found["privacy_parameters_details"].count("of a budget of") == 3
+
+
 def test_what_is_missing_is_listed_all_at_once(tmp_path):
     with pytest.raises(BadInput) as told:
         read_answers(None)

@@ -309,8 +309,8 @@ def statement_text(told: dict[str, Any]) -> str:
         lines += ["", f"This is a {SIMULATION}. It protects nobody; it shows what a deployment would spend."]
     lines += ["", *figures_in_words(told), *levels_in_words(told["levels"], of["unit"], of["units"])]
     lines += [*_parts_in_words(told["held_out"], of), *_together_in_words(told)]
-    lines += [*_beside_in_words(told), *lives_in_words(told["living"], of), "", "Released so far:"]
     known = titles(told)
+    lines += [*_beside_in_words(told), *lives_in_words(told["living"], of, known), "", "Released so far:"]
     lines += [f"  {known[r['run']]}: {release_in_words(r, told['unit_name'])}" for r in told["releases"]] or [
         "  nothing"
     ]
