@@ -15,6 +15,9 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 import sordino as sd
 from sordino.client.augment import Augment
 from sordino.privacy.generators import Keyed, Turn
+from sordino.privacy.statement import _at_sites, statement, statement_text
+from sordino.privacy.trust import Shared
+from sordino.privacy.types import Event, Sampling
 from sordino.study import run as running
 from sordino.study.session import train_prepared, train_together
 
@@ -122,6 +125,40 @@ def test_a_deployed_run_ends_with_the_simulations_weights(method, tmp_path):
     torch.testing.assert_close(state.shown, alone.weights, atol=1e-5, rtol=0)
 
 
+def test_noise_that_sites_share_protects_persons_alike(tmp_path):
+    clients = patients((2.0, 3.0, 4.0, 6.0))
+    study = table("dp-fedavg", clients, rounds=2, rate=0.2, lr=0.2, steps=1)
+    study["trust"] = {"noise": "shared", "colluders": 1}
+    alone = simulated(clients, study, tmp_path / "simulated")
+    with Rig(tmp_path, clients, study, alone.key, alone.noises) as rig:
+        state = rig.train()
+        told = statement(rig.wires.sites["client-00"].ledger, "client-00")
+        (event,) = rig.wires.sites["client-00"].ledger.spent("client-00")
+    torch.testing.assert_close(state.shown, alone.weights, atol=1e-5, rtol=0)
+    assert event.shared is not None
+    assert told["unit_name"] == "patient"
+
+
+def test_somebody_at_several_sites_that_share_noise():
+    """Two sites, a person in both batches or in one of them: never worse than what the statement says."""
+    event = Event("gradient", Sampling.poisson(0.1), 4.0, 50, shared=Shared(4, 1, 0, 1e5, 10))
+    two = _at_sites(event, 2)
+    assert (two.noise, two.count) == (2.0, 50)
+    assert two.sampling.rate == pytest.approx(0.19)
+    z, q, epsilon, x = 4.0, 0.1, 0.5, np.linspace(-60, 60, 240_001)
+
+    def hockey(shifts):
+        """δ(ε) of one release, by integration: P = Σ_k p_k N(k, z²) against N(0, z²), both directions."""
+        mixed = sum(p * np.exp(-((x - k) ** 2) / (2 * z**2)) for k, p in shifts)
+        base = np.exp(-(x**2) / (2 * z**2))
+        scale = (x[1] - x[0]) / (z * np.sqrt(2 * np.pi))
+        return [scale * np.maximum(0, a - np.exp(epsilon) * b).sum() for a, b in ((mixed, base), (base, mixed))]
+
+    really = hockey([(0, (1 - q) ** 2), (1, 2 * q * (1 - q)), (2, q**2)])
+    claimed = hockey([(0, (1 - q) ** 2), (2, 1 - (1 - q) ** 2)])
+    assert all(r <= c for r, c in zip(really, claimed))
+
+
 def test_a_deployed_run_is_judged_by_persons_as_simulated(tmp_path):
     clients = patients()
     study = table("dp-fedavg", clients, rounds=2, rate=0.1, lr=0.2) | {"evaluation": {"every": 1, "share": 0.3}}
@@ -140,8 +177,6 @@ def test_the_result_the_ledger_and_its_statement_speak_of_patients(tmp_path):
     clients = patients()
     done = sd.train(clients, "logistic", "dp-fedavg", rounds=2, rate=0.1, lr=0.2, out=tmp_path / "run")
     assert {one["unit"] for one in done.privacy} == {"patient"}
-    from sordino.privacy.statement import statement, statement_text
-
     with sd.privacy.Ledger(tmp_path / "run" / "ledger.db", readonly=True) as book:
         told = statement(book, "client-00")
         text = statement_text(told)
@@ -149,5 +184,6 @@ def test_the_result_the_ledger_and_its_statement_speak_of_patients(tmp_path):
     assert "one patient of this client, with all of its records here" in text
     assert "each patient drawn with probability" in text
     assert "A patient with records at several sites" in text
+    assert "Patient-level (ε, δ)-differential privacy" in done.report(tmp_path / "report.html").read_text()
     wanted = [sd.privacy.epsilon(e.noise, 1e-4, e.sampling.rate, 2 * e.count) for e in spent]
     assert told["several_sites"][0] == {"sites": 2, "epsilon": pytest.approx(wanted[0], rel=1e-3)}

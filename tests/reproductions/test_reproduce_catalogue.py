@@ -18,7 +18,7 @@ WANTED = {
     "selection": ["table3", "table4", "figure3", "figure4", "figure5", "figure6"],
     "fedfdp": ["table2", "table3", "table4", "table5", "table6", "figure3", "figure4", "figure5"],
     "adaptdp": ["table1", "table2", "table3", "table4", "table5", "table6", "figure1", "figure2"],
-    "accuracy": ["auto", "published", "ingredients"],
+    "accuracy": ["auto", "published", "ingredients", "persons"],
 }
 
 

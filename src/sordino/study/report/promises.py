@@ -88,13 +88,15 @@ def _worst(group: Group) -> Promise:
 
 
 def terms(groups: Sequence[Group]) -> str:
-    """Adjacency, sampling and accountant of the private runs, as the result names them."""
+    """What is protected, adjacency, sampling and accountant of the private runs, as the result names them."""
     clients = [client for group in groups if group.private for client, _ in group.clients]
     named = {
         word: sorted({getattr(client, word) for client in clients} - {""})
         for word in ("adjacency", "sampling", "accountant")
     }
-    return ", ".join(f"{listed(values)} {word}" for word, values in named.items() if values)
+    said = ", ".join(f"{listed(values)} {word}" for word, values in named.items() if values)
+    units = listed(sorted({f"{client.unit}-level" for client in clients}))
+    return said and f"{units[0].upper()}{units[1:]} (ε, δ)-differential privacy: {said}"
 
 
 def is_shared(client: Client) -> bool:
