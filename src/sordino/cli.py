@@ -17,7 +17,7 @@ from rich.markup import escape
 from rich.text import Text
 
 from sordino._version import __version__
-from sordino.commands import federation, ledger, predict, reproduce, survey
+from sordino.commands import card, federation, ledger, predict, reproduce, survey
 from sordino.commands.output import AsCsv, AsJson, for_programs, tell
 from sordino.commands.reproduce import Processes, Stack
 from sordino.errors import BadInput, BudgetRefused, SordinoError
@@ -33,6 +33,7 @@ app = typer.Typer(
 data_app = typer.Typer(help="Data sets: what is there, how to get one, a schema for your own.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 app.add_typer(ledger.app, name="ledger")
+app.command()(card.card)
 app.command()(reproduce.reproduce)
 app.command()(survey.survey)
 app.command()(predict.predict)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,8 +14,10 @@ from federation_rig import Rig, five_clients, table
 from sordino.engine.federation import wire
 from sordino.engine.federation.exchange import offer_of
 from sordino.engine.federation.limits import Policy
+from sordino.engine.federation.release_log import log_of
 from sordino.engine.federation.wire import Packet, pack, unpack
 from sordino.privacy.generators import Secret
+from sordino.privacy.words import epsilon_in_words
 
 STEPS = {"steps": 2, "rate": 0.2, "lr": 0.2}
 
@@ -323,3 +326,25 @@ def test_null_rows_count_in_n_and_answer_nothing(tmp_path: Path, clients):
         terms = rig.server.course.plan.clients[0].terms
         size = np.sqrt(terms.count) * 0.2 * terms.noise("gradient") / terms.divisor
         assert float(sent.std()) == pytest.approx(size, rel=0.15)
+
+
+def test_every_release_leaves_a_dated_line_beside_the_ledger_and_a_repeat_none(rig, monkeypatch):
+    site = first(rig)
+    request = turn(rig)
+    assert site.handle(request) == site.handle(request)  # the second is stored bytes
+    site.handle(turn(rig, number=2))
+    lines = log_of(site.ledger).read_text().splitlines()
+    assert len(lines) == 2
+    assert all(re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00  ", line) for line in lines)
+    assert "study study: gradient, 2 times so far; in all epsilon " in lines[0]
+    spent = epsilon_in_words(site.ledger.epsilon([site.account])[site.account])
+    assert lines[1].endswith(f"gradient, 4 times so far; in all epsilon {spent} of 4 at delta 1e-05")
+    log_of(site.ledger).unlink()
+    log_of(site.ledger).mkdir()  # cannot be written any more
+    assert unpack(site.handle(turn(rig, number=3))).kind == wire.UPLOAD
+
+
+def test_a_server_cannot_forge_a_line_of_the_log_by_the_studys_name(rig):
+    site, brief = first(rig), {**rig.ready.brief, "name": "x\n2020-01-01T00:00:00+00:00  nothing was released"}
+    site.handle(turn(rig, brief=brief))
+    assert len(log_of(site.ledger).read_text().splitlines()) == 1

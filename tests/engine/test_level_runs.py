@@ -57,6 +57,10 @@ def test_every_level_is_promised_and_pays_its_own(clients: Any, tmp_path: Path) 
         assert one["epsilon"] == 4.0
         assert one["spent_epsilon"] == max(level["spent_epsilon"] for level in one["levels"])
         assert len({release["noise"] for release in one["releases"]}) == 1
+        with Ledger(tmp_path / "l.db", readonly=True) as book:
+            views = book.attack([f"{name} ({level['level']})" for level in one["levels"]]).values()
+        assert one["attack"]["success"] == max(view.success for view in views)
+        assert one["attack"]["true_positives"] == max(view.true_positives for view in views)
     assert not {one["client"] for one in run.privacy} & set(accounts)
 
 

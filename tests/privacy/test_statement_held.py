@@ -22,7 +22,7 @@ def paid(book, simulated, counts=(4, 2)):
             book.charge([Charge(name, "run", f"step {step}", what, 1, "asked")])
 
 
-@pytest.mark.parametrize(("ids", "words"), [("patient", "by their ids, column 'patient'"), ("", "by their places")])
+@pytest.mark.parametrize(("ids", "words"), [("patient", "by their ids, column patient"), ("", "by their places")])
 def test_a_site_reads_both_accounts_the_larger_and_how_records_were_parted(tmp_path, ids, words):
     with Ledger(tmp_path / "ledger.db") as book:
         key = book.split(0.25, ids, None if ids else lambda salt: "f" * 64)

@@ -60,6 +60,15 @@ def opened(browser, path: Path, width: int = 1280, height: int = 900, theme: str
     return page, seen
 
 
+def overflowing(page) -> list:
+    """What sticks out of the window, apart from what a box of its own lets scroll."""
+    return page.evaluate(
+        """() => [...document.querySelectorAll("body *")].filter((node) =>
+          !node.closest(".scroll, svg, noscript, script, style, .skip, .chart") && node.getClientRects().length
+          && node.getBoundingClientRect().right > innerWidth + 0.5).map((node) => [node.tagName, node.className])"""
+    )
+
+
 BAD = ("error", "warning")
 READY = "document.documentElement.dataset.ready"
 

@@ -257,6 +257,14 @@ def test_it_fits_a_desk(desk):
     assert desk.evaluate("document.documentElement.scrollWidth") == 1280
 
 
+@pytest.mark.parametrize("width", [1280, 390])
+def test_nothing_sticks_out_of_the_window(browser, path, width):
+    page, _ = browsing.opened(browser, path, width=width)
+    page.evaluate("for (const one of document.querySelectorAll('details')) one.open = true")
+    assert browsing.overflowing(page) == []
+    page.close()
+
+
 def test_a_page_without_privacy_opens_in_silence_too(browser, tmp_path):
     page, seen = browsing.opened(browser, write_plan(plan("fedavg"), tmp_path / "plan.html"))
     assert seen.complaints == []

@@ -40,6 +40,23 @@ def test_the_checksum_is_that_of_the_weights(run):
     assert done.result["checksum"] == hashlib.sha256(body).hexdigest()
 
 
+def test_weights_that_are_not_the_results_are_refused(run, tmp_path):
+    done, _ = run
+    done.save(tmp_path / "model.safetensors")
+    whole = (tmp_path / "model.safetensors").read_bytes()
+    (tmp_path / "model.safetensors").write_bytes(whole[:-4] + bytes([1, 2, 3, 4]))
+    with pytest.raises(BadInput, match="checksum differs"):
+        sd.load(tmp_path / "model.safetensors")
+
+
+def test_a_client_has_the_attackers_view_and_public_data_none(run):
+    views = [one["attack"] for one in run[0].privacy]
+    assert views[1] is None
+    assert 0.5 < views[0]["success"] < views[2]["success"] < 1
+    assert 0.01 < views[0]["true_positives"] < views[2]["true_positives"] < 1
+    assert views[0]["from"] == "releases"
+
+
 def test_a_result_of_schema_1_opens(tmp_path):
     old = of_schema_1("dp-fedavg", clients=3, rounds=2, public=1)
     (tmp_path / "result.json").write_text(to_json(old))

@@ -113,8 +113,8 @@ def test_a_run_that_nobody_can_pay_for_drops_out_of_its_stack(tmp_path, monkeypa
 
     real = session.open_accounts
 
-    def poor(book, plan, run):
-        found = real(book, plan, run)
+    def poor(book, plan, run, study):
+        found = real(book, plan, run, study)
         return dict.fromkeys(found, 0) if plan.training.lr == 0.1 else found
 
     monkeypatch.setattr(session, "open_accounts", poor)

@@ -20,10 +20,11 @@ File = Annotated[Path, typer.Argument(help="The ledger.", show_default=False)]
 def show(
     path: File,
     client: Annotated[str | None, typer.Option(help="One client only.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a page with a log of releases instead.")] = None,
     as_json: AsJson = False,
     as_csv: AsCsv = False,
 ) -> None:
-    """Print each client's statement in plain words."""
+    """Print each client's statement in plain words, or write a page for whoever answers for it."""
     from sordino.privacy.statement import export as told
     from sordino.privacy.statement import statement, statement_text
     from sordino.study.show import to_csv
@@ -33,8 +34,12 @@ def show(
         names = [account.client for account in book.accounts()]
         own = [one.client for one in book.accounts() if client in (None, one.client, one.owner)]
         if client is not None and not own:
-            known = ", ".join(names[:10]) + (", …" if len(names) > 10 else "")
-            raise BadInput(f"--client {client!r} has no account in {path}: it has {known or 'none at all'}")
+            raise _unknown(client, path, names)
+        if html is not None:
+            from sordino.study.report.officer import write_officer
+
+            typer.echo(f"page: {write_officer(book, html, own)}")
+            return
         if apart:
             found = told(book, own)["statements"]
             typer.echo(to_csv(found) if as_csv else json.dumps(found, indent=1, ensure_ascii=False), nl=as_json)
@@ -57,12 +62,58 @@ def verify(path: File) -> None:
 
 
 @app.command("export")
-def export(path: File) -> None:
-    """Print everything the ledger holds as JSON."""
+def export(
+    path: File,
+    registry: Annotated[
+        bool, typer.Option("--registry", help="Instead: an entry for OpenDP's public registry of deployments (YAML).")
+    ] = False,
+    about: Annotated[Path | None, typer.Option(help="For --registry: what no ledger knows (TOML).")] = None,
+    client: Annotated[str | None, typer.Option(help="For --registry: whose account.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write it here in place of printing it.")] = None,
+) -> None:
+    """Print everything the ledger holds as JSON, or with --registry an entry for the public registry."""
     from sordino.privacy.statement import export as told
 
+    if not registry and (about or client):
+        raise BadInput("--about and --client go with --registry: everything is exported without it")
     with _ledger(path) as book:
-        typer.echo(json.dumps(told(book), indent=1, ensure_ascii=False))
+        if registry:
+            from sordino.study.registry import check_file_name, entry_text
+            from sordino.study.registry_answers import read_answers
+
+            if out is not None:
+                check_file_name(out)
+            text = entry_text(book, read_answers(about), client)
+        else:
+            text = json.dumps(told(book), indent=1, ensure_ascii=False) + "\n"
+    if out is None:
+        typer.echo(text, nl=False)
+        return
+    _write(out, text)
+
+
+@app.command("top-up")
+def top_up(
+    path: File,
+    client: Annotated[str, typer.Option(help="Whose budget.", show_default=False)],
+    epsilon: Annotated[float, typer.Option(help="How much ε to add.", show_default=False)],
+    reason: Annotated[str, typer.Option(help="Why; it is recorded for ever.", show_default=False)],
+    officer: Annotated[str, typer.Option(help="Who approved it.", show_default=False)],
+) -> None:
+    """Raise a budget: an officer's decision, recorded for ever; of a client's account its held-out records' as well."""
+    from sordino.privacy.ledger import Ledger
+    from sordino.privacy.living import is_held, twin
+
+    _exists(path)
+    with Ledger(path) as book:
+        known = [account.client for account in book.accounts()]
+        if client not in known:
+            raise _unknown(client, path, known)
+        for one in (client, *([] if is_held(client) or twin(client) not in known else [twin(client)])):
+            book.top_up(one, epsilon, reason, officer)
+        raised = book.account(client).budget
+    typer.echo(f"recorded: the budget of {client} is epsilon {raised.epsilon:g} at delta {raised.delta:g} now")
+    typer.echo("A raise that was decided by looking at what earlier releases showed is covered by no statement.")
 
 
 @app.command("rebind")
@@ -75,12 +126,29 @@ def rebind(
     from sordino.study.site_file import read_site
 
     account = read_site(site).rebind(reason, officer)
-    typer.echo(f"recorded: {site} goes on with the account {account!r}")
+    typer.echo(f"recorded: {site} goes on with the account {account}")
 
 
 def _ledger(path: Path) -> Any:
     from sordino.privacy.ledger import Ledger
 
+    _exists(path)
+    return Ledger(path, readonly=True)
+
+
+def _exists(path: Path) -> None:
     if not path.exists():
         raise BadInput(f"ledger {path} does not exist")
-    return Ledger(path, readonly=True)
+
+
+def _unknown(client: str, path: Path, names: list[str]) -> BadInput:
+    known = ", ".join(names[:10]) + (", …" if len(names) > 10 else "")
+    return BadInput(f"--client {client!r} has no account in {path}: it has {known or 'none at all'}")
+
+
+def _write(out: Path, text: str) -> None:
+    try:
+        out.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise BadInput(f"{out} cannot be written: {error.strerror}; name another file") from None
+    typer.echo(f"written: {out}")

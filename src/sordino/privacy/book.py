@@ -24,13 +24,15 @@ from sordino.privacy.types import RECORD, Adjacency, Budget, Event, Sampling, Sc
 class LedgerPlan:
     """What a client means to release in a run: ``turns`` times everything in ``turn`` (counts are per turn).
 
-    A schedule without equal turns is one turn that holds the totals.
+    A schedule without equal turns is one turn that holds the totals. ``study``: what people call the run; a label that
+    decides nothing.
     """
 
     client: str
     run: str
     turn: tuple[Event, ...]
     turns: int
+    study: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,8 @@ class Account:
 class Standing:
     """A declared plan: how many turns could be paid, the caps by count (None: no limit), and the use so far.
 
-    ``charges`` counts the charges of each release: turns and attempts, whatever each of them counted.
+    ``charges`` counts the charges of each release: turns and attempts, whatever each of them counted; ``days`` has how
+    often each was released on each day (YYYY-MM-DD), in order.
     """
 
     plan: LedgerPlan
@@ -91,6 +94,7 @@ class Standing:
     open: bool = True
     used: dict[str, int] = field(default_factory=dict)
     charges: dict[str, int] = field(default_factory=dict)
+    days: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def cap(self, what: str) -> int | None:
         """How often ``what`` may be released in this run altogether."""
@@ -221,6 +225,12 @@ def check_names(**names: str) -> None:
             raise BadInput(f"{role} {name!r} must be a text that is not empty")
 
 
+def label(text: str) -> str:
+    """A name for people, which somebody else may have chosen: one line of at most 80 characters that can be shown."""
+    shown = "".join(one if one.isprintable() else " " for one in text)
+    return " ".join(shown.split())[:80]
+
+
 def number(value: float) -> float | None:
     """A figure for JSON, where infinity is null."""
     return None if math.isinf(value) else float(value)
@@ -241,7 +251,8 @@ def plan_body(
         for e in plan.turn
     ]  # fmt: skip
     body = {"turn": turn, "turns": int(plan.turns), "payable": payable, "caps": caps}
-    return body if order is None else {**body, "order": order}
+    study = label(plan.study)
+    return {**body, **({} if order is None else {"order": order}), **({"study": study} if study else {})}
 
 
 def apply(book: Book, entry: Entry) -> None:
@@ -325,9 +336,11 @@ def _declare(book: Book, e: Entry, body: dict[str, Any]) -> None:
         for one in body["turn"]
     )
     earlier = book.standing(client, run)
-    standing = Standing(LedgerPlan(client, run, turn, body["turns"]), body["payable"], body["caps"], e.number)
+    study = str(body.get("study") or (earlier.plan.study if earlier else ""))
+    plan = LedgerPlan(client, run, turn, body["turns"], study)
+    standing = Standing(plan, body["payable"], body["caps"], e.number)
     if earlier is not None:
-        standing.used, standing.charges = earlier.used, earlier.charges
+        standing.used, standing.charges, standing.days = earlier.used, earlier.charges, earlier.days
     book.standings.setdefault(client, {})[run] = standing
     if body.get("order") is not None:
         book.orders.setdefault(client, float(body["order"]))
@@ -345,6 +358,8 @@ def _charge(book: Book, e: Entry) -> None:
         caps = {run: s.caps for run, s in book.standings[client].items() if s.open}
         book.blocks[client] = OpeningBlock(book.accounts[client].budget, caps)
     standing.used[what] = total
+    today = standing.days.setdefault(e.time[:10], {})
+    today[what] = today.get(what, 0) + count
     standing.charges[what] = standing.charges.get(what, 0) + 1
 
 

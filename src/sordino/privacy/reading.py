@@ -6,15 +6,33 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 from sordino.errors import BadInput, BudgetRefused
 from sordino.privacy import accounting, planning
 from sordino.privacy.accounting import filters
+from sordino.privacy.accounting.attack import Attack, best_attack, from_promise
 from sordino.privacy.book import Account, Binding, Book, Split, Standing
 from sordino.privacy.ledger_file import LedgerFile
 from sordino.privacy.trust import Against
 from sordino.privacy.types import Adjacency, Event
+
+
+class Day(NamedTuple):
+    """What was released on one day: (run, what, how often), and ε of everything until its end."""
+
+    date: str
+    releases: list[tuple[str, str, int]]
+    epsilon: float
+
+
+def _counted(standing: Standing, until: str) -> dict[str, int]:
+    """How often each release of a plan had happened when a day ended."""
+    found: dict[str, int] = {}
+    for date, released in standing.days.items():
+        for what, count in released.items() if date <= until else ():
+            found[what] = found.get(what, 0) + count
+    return found
 
 
 class Reading:
@@ -111,6 +129,26 @@ class Reading:
         """What was charged to the client in one run."""
         return self._book_with(client).spent(client, run)
 
+    def days(self, client: str) -> list[Day]:
+        """What the client released on each day that it released anything, and ε of all until that day's end.
+
+        Where the account rests on its filter, ε is what the accountant makes of it, which the filter's cap bounds.
+        """
+        standings = self.standings(client)
+        account = self._book().account(client)
+        dates = sorted({date for one in standings for date in one.days})
+        until: list[list[Event]] = []
+        for date in dates:
+            counts = [_counted(one, date) for one in standings]
+            until.append([event for one, own in zip(standings, counts) for event in one.events(own)])
+        costs = accounting.composed_epsilon(until, [account.budget.delta] * len(dates), account.accountant)
+        return [
+            Day(
+                date, [(one.plan.run, what, n) for one in standings for what, n in one.days.get(date, {}).items()], cost
+            )
+            for date, cost in zip(dates, costs.tolist())
+        ]
+
     def epsilon(self, clients: Sequence[str] | None = None, run: str | None = None) -> dict[str, float]:
         """ε of what was charged, over all runs or in one: one vectorised call for each accountant.
 
@@ -201,6 +239,22 @@ class Reading:
                 order, delta = planning.order_of(book, client), book.accounts[client].budget.delta
                 result[client] = max(result[client], filters.odometer(list(events[client]), order, delta))
         return result
+
+    def attack(self, clients: Sequence[str] | None = None) -> dict[str, Attack]:
+        """The best that an attacker can do who sees all that a client ever released, by the recorded noise.
+
+        It follows from the releases themselves; where only the promise bounds them (batches of fixed size, a filter),
+        from ε and δ: of a filter its budget, which is what it guarantees.
+        """
+        book, found = self._book(), {}
+        for client, spent in self.epsilon(clients).items():
+            budget, filtered = book.accounts[client].budget, planning.rests_on_filter(book, client)
+            epsilon = max(spent, budget.epsilon) if filtered else spent
+            if planning.overdrawn(book, client):
+                found[client] = from_promise(math.inf, budget.delta)
+            else:
+                found[client] = best_attack(book.spent(client), epsilon, budget.delta, not filtered)
+        return found
 
     def against(self, client: str) -> Against:
         """Whom the client's figures hold against: of all its runs, the fewest that may conspire."""

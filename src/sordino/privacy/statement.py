@@ -7,11 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 from sordino.privacy import accounting
+from sordino.privacy.attacker import attack_in_words, attacks
 from sordino.privacy.book import Binding, Standing, TopUp, number
 from sordino.privacy.ledger import Ledger
 from sordino.privacy.living import is_held, twin
 from sordino.privacy.statement_levels import levels_in_words, levels_of
 from sordino.privacy.statement_living import KEPT, lives, lives_in_words
+from sordino.privacy.titles import named, titles
 from sordino.privacy.trust import EVERYBODY, Shared, spelt
 from sordino.privacy.types import RECORD, Adjacency, Event, Sampling, Scheme
 from sordino.privacy.words import epsilon_in_words
@@ -121,6 +123,7 @@ def export(ledger: Ledger, clients: list[str] | None = None) -> dict[str, Any]:
     names = [account.client for account in ledger.accounts()] if clients is None else clients
     entries, head = ledger.head
     costs, together, parts = ledger.epsilon(names), _together(ledger, names), _parts(ledger, names)
+    views = {name: one and one.told() for name, one in attacks(ledger, names).items()}
     levels = levels_of(ledger, names)
     beside = several_sites(ledger, names)
     return {
@@ -128,7 +131,7 @@ def export(ledger: Ledger, clients: list[str] | None = None) -> dict[str, Any]:
         "ledger": {"file": ledger.path.name, "entries": entries, "head": head},
         "statements": [
             _statement(ledger, client, costs[client], together.get(client), parts.get(client))
-            | {"levels": levels.get(client), "several_sites": beside.get(client, [])}
+            | {"levels": levels.get(client), "several_sites": beside.get(client, []), "attack": views[client]}
             for client in names
         ],
     }
@@ -243,6 +246,7 @@ def _statement(
         "not_private": list(account.not_private),
         "simulated": account.simulated,
         "releases": [release for s in standings for release in _releases(s)],
+        "studies": [named(s) for s in standings],
         "open_plans": [_open_plan(s) for s in standings if s.open],
         "top_ups": [_told(one, "time", "epsilon", "reason", "officer") for one in account.top_ups],
         "bindings": [_told(one, "time", "site", "commitment", "reason", "officer") for one in bindings],
@@ -305,10 +309,13 @@ def statement_text(told: dict[str, Any]) -> str:
         lines += ["", f"This is a {SIMULATION}. It protects nobody; it shows what a deployment would spend."]
     lines += ["", *figures_in_words(told), *levels_in_words(told["levels"], of["unit"], of["units"])]
     lines += [*_parts_in_words(told["held_out"], of), *_together_in_words(told)]
-    lines += [*_beside_in_words(told), *lives_in_words(told["living"], of), "", "Released so far:"]
-    lines += [f"  run {r['run']}: {release_in_words(r, told['unit_name'])}" for r in told["releases"]] or ["  nothing"]
+    known = titles(told)
+    lines += [*_beside_in_words(told), *lives_in_words(told["living"], of, known), "", "Released so far:"]
+    lines += [f"  {known[r['run']]}: {release_in_words(r, told['unit_name'])}" for r in told["releases"]] or [
+        "  nothing"
+    ]
     sections = {
-        "Planned and still open:": [_plan_in_words(plan) for plan in told["open_plans"]],
+        "Planned and still open:": [f"{known[p['run']]}: {plan_in_words(p)}" for p in told["open_plans"]],
         "Budget raised:": [
             f"{t['time']}: by {t['epsilon']:.6g}, approved by {t['officer']}: {t['reason']}" for t in told["top_ups"]
         ],
@@ -343,6 +350,7 @@ def figures_in_words(told: dict[str, Any]) -> list[str]:
         f"Spent:           epsilon {epsilon_in_words(spent)}{secret}",
         *([] if spent is None else [f"  that holds {told['trust']}"]),
         f"  the same under replace-one: {exchange}",
+        *attack_in_words(told.get("attack"), told["unit_name"]),
         f"Left:            {'no limit' if left is None else f'epsilon {math.floor(left * 1e4) / 1e4:.6g}'}",
     ]
 
@@ -365,7 +373,7 @@ def _parts_in_words(parts: dict[str, Any] | None, of: dict[str, str]) -> list[st
     spent = {key: epsilon_in_words(parts[f"{key}_epsilon"]) for key in ("training", "held", "larger")}
     how, most = "by the seed of the simulation", " at most, by level" if parts["levels"] else ""
     if parts["share"] is not None:
-        known = "by their places in one file" if parts["by"] == PLACES else f"by their ids, column {parts['by']!r}"
+        known = "by their places in one file" if parts["by"] == PLACES else f"by their ids, column {parts['by']}"
         how = f"a share of {parts['share']:g}, {known}, since {parts['since']}, for ever"
     return [
         "",
@@ -417,11 +425,12 @@ def release_in_words(release: dict[str, Any], unit: str = RECORD) -> str:
     return f"{release['what']}, {release['count']} times, {drawn}, {noise}"
 
 
-def _plan_in_words(plan: dict[str, Any]) -> str:
+def plan_in_words(plan: dict[str, Any]) -> str:
+    """How much of an open plan can be paid, and was used."""
     caps = plan["caps"]
     parts = [
         f"{what} {used} of {'any number' if caps is None else f'at most {caps[what]}'}"
         for what, used in plan["used"].items()
     ]
     turns = f"{plan['payable_turns']} of {plan['turns']} turns can be paid"
-    return f"run {plan['run']}: {turns}; used: {', '.join(parts)}"
+    return f"{turns}; used: {', '.join(parts)}"

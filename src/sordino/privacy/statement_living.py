@@ -65,14 +65,14 @@ def _counted(life: Life, cohort: int) -> dict[str, Any]:
     return {"cohort": cohort, "since": first, "joined": total[JOINED], "away": away}
 
 
-def lives_in_words(life: dict[str, Any] | None, of: Mapping[str, str]) -> list[str]:
+def lives_in_words(life: dict[str, Any] | None, of: Mapping[str, str], known: Mapping[str, str]) -> list[str]:
     """The cohorts and what each has spent; who of this one came and went, and in which runs it was.
 
-    ``of``: the words for a unit and for several.
+    ``of``: the words for a unit and for several; ``known``: by run, what the statement calls it.
     """
     if life is None:
         return []
-    lines = ["", f"{of['units'].capitalize()} that come and go, known by {life['by']!r} since {life['since']}:"]
+    lines = ["", f"{of['units'].capitalize()} that come and go, known by {life['by']} since {life['since']}:"]
     for one in life["cohorts"]:
         which = "  (this account)" if one["cohort"] == life["cohort"] else ""
         count = f"{one['joined']} {of['unit' if one['joined'] == 1 else 'units']}, {one['away']} of them away"
@@ -82,4 +82,5 @@ def lives_in_words(life: dict[str, Any] | None, of: Mapping[str, str]) -> list[s
     for one in life["changes"]:
         then = f", when epsilon {epsilon_in_words(one['epsilon'])} was spent" if "epsilon" in one else ""
         lines.append(f"  {one['time']}: {one['count']} {one['what']}{then}")
-    return lines + [f"  in run {one['run']}, among {one['count']} {of['units']}" for one in life["runs"]]
+    runs = [(known.get(one["run"], f"run {one['run']}"), one["count"]) for one in life["runs"]]
+    return lines + [f"  in {name}, among {count} {of['units']}" for name, count in runs]

@@ -12,6 +12,7 @@ from sordino.engine.checkpoint import Checkpoint
 from sordino.methods import Plan
 from sordino.methods.plan import ClientPlan
 from sordino.privacy.accounting import composed_epsilon, replace_one_epsilon
+from sordino.privacy.accounting.attack import NOTHING, Attack, best_attack
 from sordino.privacy.held import OF_HELD
 from sordino.privacy.trust import Against
 from sordino.privacy.types import RECORD, Event
@@ -93,13 +94,18 @@ def privacy_of(plan: Plan, state: Checkpoint, spent: dict[str, dict[str, Any]]) 
             row |= told
             row["trust"] = _against(c).and_also(said["against"]).words()
             row["composition"] = str(said.get("composition", "not said"))
+            row["attack"] = told_attack(said.get("attack"))
             if c.levels and set(said.get("levels", {})) == set(c.budgets):
                 spent_by, here = ({c.name + k: v[at] for k, v in said["levels"].items()} for at in (0, 1))
                 row["levels"] = spent_levels(c, spent_by, here)
         else:
             row |= _least_spent(c, turns)
+            seen = _best_seen(c, turns)
             if plan.judging is not None and judged[c.name]:
-                _add_held(row, plan.judging.terms[place].event.times(judged[c.name]))
+                held = plan.judging.terms[place].event.times(judged[c.name])
+                _add_held(row, held)
+                seen = seen.or_worse(best_attack([held], row["held_epsilon"], c.budget.delta))
+            row["attack"] = None if c.budget.is_public else seen.told()
         found.append(row)
     return found
 
@@ -126,11 +132,30 @@ def _least_spent(c: ClientPlan, turns: int) -> dict[str, Any]:
     }
 
 
+def _best_seen(c: ClientPlan, turns: int) -> Attack:
+    """The best that an attacker can do with so many turns of a site, to a record of any of its accounts."""
+    delta, found = c.budget.delta, NOTHING
+    for own in c.totals(turns).values():
+        events = [e for e in own if e.count]
+        found = found.or_worse(best_attack(events, float(composed_epsilon([events], [delta])[0]), delta))
+    return found
+
+
 def told_by_site(said: dict[str, Any]) -> dict[str, Any]:
     """The figures in what a site said in the end; nothing where they are not complete."""
     if not all(isinstance(said.get(key), kind) for key, kind in _SPENT.items()):
         return {}
     return {key: said[key] for key in (*_SPENT, *_PARTS) if key in said} | {"told_by": "site"}
+
+
+def told_attack(said: Any) -> dict[str, Any] | None:
+    """The attacker's view as a site tells it; None where it tells none, or one that makes no sense."""
+    rates = ("success", "true_positives", "false_positives")
+    if not isinstance(said, dict) or said.get("from") not in ("releases", "epsilon"):
+        return None
+    if not all(isinstance(said.get(key), float) and 0.0 <= said[key] <= 1.0 for key in rates):
+        return None
+    return {**{key: said[key] for key in rates}, "from": said["from"]}
 
 
 def _add_held(row: dict[str, Any], event: Event) -> None:

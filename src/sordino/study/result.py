@@ -31,6 +31,7 @@ from sordino.engine.simulate import Setup
 from sordino.errors import BadInput
 from sordino.methods import Plan
 from sordino.privacy.accounting import composed_epsilon
+from sordino.privacy.attacker import worst_attack
 from sordino.privacy.held import HELD, OF_HELD
 from sordino.privacy.ledger import Ledger
 from sordino.privacy.types import RECORD, Event, Scheme
@@ -92,6 +93,9 @@ class ClientPrivacy(TypedDict):
     told_by: NotRequired[str]
     """Of a deployed run: whether the ``site`` said what it spent, or the ``server`` worked out the least it can be."""
     not_private: NotRequired[list[Any]]
+    attack: NotRequired[dict[str, Any] | None]
+    """The best an attacker can do who sees all that the client ever released: how often it guesses right whether a
+    record was used (``success``), how many of the used it finds (``true_positives``) at ``false_positives``."""
     levels: NotRequired[list[dict[str, Any]]]
     """Where records have levels of consent: what each may spend and has spent, and its rate; then ``epsilon`` and the
     other figures are what holds for every record, those of the level that allows or spent most."""
@@ -309,6 +313,7 @@ def _privacy(plan: Plan, state: Checkpoint, book: Ledger | None, run: str) -> li
                 for e in book.run_events(account, run)
             ],
             "budget_ends": ends[c.name],
+            "attack": worst_attack(book, [*accounts, *([c.name + HELD] if c.name + HELD in spent else [])]),
             "trust": book.trust(first),
             "own_epsilon": max(own[account] for account in accounts),
             **({"levels": spent_levels(c, spent, here)} if c.levels else {}),
@@ -422,8 +427,14 @@ def load_run(path: Path) -> tuple[dict[str, Any], Tensor, Tensor | None]:
     try:
         with safe_open(str(file), framework="pt") as opened:
             personal = opened.get_tensor("personal") if "personal" in opened.keys() else None  # noqa: SIM118
-            return _read((opened.metadata() or {})["sordino"]), opened.get_tensor("weights"), personal
+            result, weights = _read((opened.metadata() or {})["sordino"]), opened.get_tensor("weights")
     except FileNotFoundError:
         raise BadInput(f"{file} does not exist: a finished run's folder has one, and run.save writes one") from None
     except (SafetensorError, KeyError, OSError, ValueError) as error:
         raise BadInput(f"{file} is not a saved run of sordino ({error})") from None
+    if result["checksum"] not in (None, checksum(weights)):
+        raise BadInput(
+            f"the weights in {file} are not those of its result: their checksum differs, so the file was changed or "
+            "damaged; take it from where the run was made"
+        )
+    return result, weights, personal

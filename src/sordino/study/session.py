@@ -61,6 +61,7 @@ class Session:
     state: what it goes on from, for a run that was stopped; nobody's budget is questioned again.
     gate: the kind of gate that releases pass.
     records: the records on the device, where another run has them there already.
+    study: what people call the run, for the ledger's statements.
     """
 
     def __init__(
@@ -72,11 +73,12 @@ class Session:
         state: Checkpoint | None = None,
         gate: type[Gate] = Gate,
         records: Records | None = None,
+        study: str = "",
     ) -> None:
         self.book = book if ready.plan.method.private else None
         self.run = run
-        payable = {} if self.book is None else open_accounts(self.book, ready.plan, run)
-        judged = {} if self.book is None else open_held_accounts(self.book, ready, run)
+        payable = {} if self.book is None else open_accounts(self.book, ready.plan, run, study)
+        judged = {} if self.book is None else open_held_accounts(self.book, ready, run, study)
         shard = Shard.now()
         payable = payable if shard is None else shard.same(payable)
         if state is None and self.book is not None:
@@ -189,7 +191,7 @@ def _train(
                 source = tuple(id(part) for part in (own.x, own.y, own.valid, own.units))
                 ready = replace(ready, engine=runs[0].engine)
                 try:
-                    session = Session(ready, book, run, device, state, records=held.get(source))
+                    session = Session(ready, book, run, device, state, records=held.get(source), study=name or "")
                 except BudgetRefused as error:
                     keeper.undo(place)
                     ended[place] = error
@@ -257,7 +259,7 @@ def _warn_untested(clients: Federation) -> None:
         )
 
 
-def open_accounts(book: Ledger, plan: Plan, run: str) -> dict[str, int]:
+def open_accounts(book: Ledger, plan: Plan, run: str, study: str = "") -> dict[str, int]:
     """Open an account for every client, declare the plan, and return how many turns each can pay."""
     accounts = {account: budget for client in plan.clients for account, budget in client.accounts.items()}
     owners = {account: client.name for client in plan.clients if client.levels for account in client.accounts}
@@ -270,12 +272,12 @@ def open_accounts(book: Ledger, plan: Plan, run: str) -> dict[str, int]:
         )
     book.open_accounts(accounts, simulated=True, owners=owners)
     taking = {c.name: c.declaration() for c in plan.clients if c.turns > 0 or any(c.queries)}
-    plans = [LedgerPlan(account, run, *told) for own in taking.values() for account, told in own.items()]
+    plans = [LedgerPlan(account, run, *told, study) for own in taking.values() for account, told in own.items()]
     paid = book.declare(plans)
     return {name: min(paid[account] for account in own) for name, own in taking.items()}
 
 
-def open_held_accounts(book: Ledger, ready: Prepared, run: str) -> dict[str, int]:
+def open_held_accounts(book: Ledger, ready: Prepared, run: str, study: str = "") -> dict[str, int]:
     """Open an account for everybody's held-out records, declare the evaluations, and return how many each can pay.
 
     A ledger of several runs remembers which records are held out: none may train on what another holds out.
@@ -302,7 +304,7 @@ def open_held_accounts(book: Ledger, ready: Prepared, run: str) -> dict[str, int
     judging, asked = plan.judging, [plan.clients[i] for i in plan.judging.who]
     book.open_accounts({client.name + HELD: client.budget for client in asked}, simulated=True)
     events = {plan.clients[i].name + HELD: judging.terms[i].event for i in judging.who}
-    return book.declare([LedgerPlan(name, run, (event,), judging.times) for name, event in events.items()])
+    return book.declare([LedgerPlan(name, run, (event,), judging.times, study) for name, event in events.items()])
 
 
 def check_payable(plan: Plan, payable: dict[str, int], book: Ledger, run: str) -> None:

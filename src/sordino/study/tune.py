@@ -246,10 +246,11 @@ def _declare(out: Path, found: Search, folders: Sequence[Folder], paid: Path, do
     begun = any(folder.begun for folder in folders)
     with Ledger(paid) as book:
         turns: list[dict[str, int]] = []
-        for one, folder, finished in zip(found.ready, folders, done):
+        for point, one, folder, finished in zip(found.points, found.ready, folders, done):
             if not finished:
-                training = open_accounts(book, one.plan, folder.run)
-                turns.append(training | open_held_accounts(book, one, folder.run))
+                name = point.study.study.name
+                training = open_accounts(book, one.plan, folder.run, name)
+                turns.append(training | open_held_accounts(book, one, folder.run, name))
         if begun:
             return
         wanted = [_wanted(one) for one in found.ready]

@@ -49,9 +49,9 @@ class Task:
         """How often the run is evaluated."""
         return self.settings.times(self.rounds)
 
-    def declaration(self, account: str) -> LedgerPlan:
+    def declaration(self, account: str, study: str = "") -> LedgerPlan:
         """What the account of the held-out records is told: so many times one release, and no more."""
-        return LedgerPlan(account, self.run, (self.terms.event,), self.times)
+        return LedgerPlan(account, self.run, (self.terms.event,), self.times, study)
 
     def check_round(self, number: int, since: int) -> None:
         """Refuse to judge after a round in which the study does not ask for it."""

@@ -11,7 +11,9 @@ from torch import Tensor
 
 from sordino.engine.federation import wire
 from sordino.engine.federation.limits import Refused
+from sordino.engine.federation.release_log import note_release
 from sordino.engine.federation.wire import Packet, pack
+from sordino.privacy.attacker import worst_attack
 from sordino.privacy.gate import Gate, Permit, Terms, key_of
 from sordino.privacy.generators import Source, Turn
 from sordino.privacy.held import OF_HELD
@@ -78,6 +80,8 @@ class Till:
         if self.private:
             self.ledger.store(first, self.run, key, request, reply)
             self.ledger.forget(first, self.run, keep=RESENDABLE)
+        for one in accounts:
+            note_release(self.ledger, one, self.run, terms.what)
         log.info("%s: released", key)
         return reply
 
@@ -125,5 +129,6 @@ def told_spent(ledger: Ledger, run: str, training: Mapping[str, str], held: Sequ
         **({"levels": {said[one]: [spent[one], here[one]] for one in training}} if any(training.values()) else {}),
         "against": asdict(ledger.against(first)),
         "composition": ledger.composition(first),
+        "attack": worst_attack(ledger, accounts),
         "not_private": list(dict.fromkeys(mark for one in accounts for mark in ledger.account(one).not_private)),
     }

@@ -350,7 +350,7 @@ class Site:
         understood = self._understood(canonical(brief))
         method, declared = understood.method, self.declared_in(safe(str(brief["run"])))
         task = accept_task(brief, terms, self.policy, declared, self.offered, method.private)
-        plan = task.declaration(self.account + HELD)
+        plan = task.declaration(self.account + HELD, str(brief.get("name", "")))
         party, payable = self.agree([plan], held=True, not_private=_without_noise(method, task.run))
         return understood, replace(task, terms=replace(task.terms, payers=party.payers)), payable
 
@@ -425,7 +425,8 @@ class Site:
             terms, *asks = pact.told([plan.terms, *plan.asks], widths)
             plan = replace(plan, terms=terms, asks=tuple(asks))
             pact.check_offer([terms, *asks])
-        plans = [LedgerPlan(account, run, *told) for account, told in plan.declaration().items()]
+        study = str(brief.get("name", ""))
+        plans = [LedgerPlan(account, run, *told, study) for account, told in plan.declaration().items()]
         party, payable = self.agree(plans, not_private=_without_noise(method, run))
         terms, *asks = (replace(one, payers=party.payers) for one in (plan.terms, *plan.asks))
         plan = replace(plan, terms=terms, asks=tuple(asks))

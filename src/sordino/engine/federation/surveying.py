@@ -15,6 +15,7 @@ from sordino.data.survey import Places, Survey, parse_survey
 from sordino.engine.federation import wire
 from sordino.engine.federation.job import safe
 from sordino.engine.federation.limits import Declared, Policy, Refused
+from sordino.engine.federation.release_log import note_release
 from sordino.engine.federation.wire import Packet, pack
 from sordino.errors import BadInput, BudgetRefused, SordinoError
 from sordino.privacy.gate import Gate, Terms, key_of
@@ -79,7 +80,8 @@ def answer_survey(site: Site, packet: Packet, request: str) -> bytes:
     survey = check_survey(site.policy, brief, site.declared_in(run), site.raw, site.budget)
     terms = wire.terms_from_plain(packet.facts["terms"])
     check_terms(site.policy, terms, site.budget)
-    party, payable = site.agree([LedgerPlan(account, run, (terms.event,), 1)], held=True)
+    plan = LedgerPlan(account, run, (terms.event,), 1, str(brief.get("name", "")))
+    party, payable = site.agree([plan], held=True)
     if not payable:
         raise BudgetRefused("what is left of this site's budget for held-out records does not pay for this survey")
     terms = replace(terms, payers=party.payers)
@@ -112,5 +114,7 @@ def answer_survey(site: Site, packet: Packet, request: str) -> bytes:
         log.exception("the survey of run %s failed after it was charged; the server is told 'unavailable'", run)
         return wire.unavailable()
     site.ledger.store(first, run, key, request, reply)
+    for one in payers:
+        note_release(site.ledger, one, run, terms.what)
     log.info("survey of run %s: %d tables released, ε %.4g", run, len(survey.columns), spent["survey_epsilon"])
     return reply

@@ -16,9 +16,19 @@ from pathlib import Path
 from sordino.privacy.statement import ADJACENCY, words_of
 from sordino.privacy.types import RECORD
 from sordino.study.report import compared, paid, promises, tables
+from sordino.study.report.card import card_text
 from sordino.study.report.charts import MAX_DIAGNOSTICS, drawn
 from sordino.study.report.figures import slug
-from sordino.study.report.gather import Group, Result, diagnostics, dig, every_run, everyone_always, flat, grouped
+from sordino.study.report.gather import (
+    Group,
+    Result,
+    diagnostics,
+    every_run,
+    everyone_always,
+    flat,
+    grouped,
+    study_name,
+)
 from sordino.study.report.numbers import listed
 from sordino.study.report.page import filled, write_page
 
@@ -69,6 +79,7 @@ def render(results: Sequence[Result], title: str | None = None) -> str:
         observed=any(row.get("observer") for run in runs for row in run.rounds),
         versions=tables.told_once([{str(k): str(v) for k, v in run.versions.items()} for run in runs if run.versions]),
         settings=tables.told_once([flat(run.study) for run in runs]),
+        card=card_text(results[0]) if len(results) == 1 else None,
         charts={chart.id: chart for chart in charts},
         diagnosed={slug("diagnostics", name): name for name in recorded[:MAX_DIAGNOSTICS]},
         drawing=bool(charts),
@@ -90,7 +101,5 @@ def write(results: Sequence[Result], path: str | os.PathLike[str], title: str | 
 def _title(groups: Sequence[Group]) -> str:
     """What was studied, and the method where there is only one."""
     what = groups[0].label if len(groups) == 1 else f"{len(groups)} methods compared"
-    study = groups[0].runs[0].study
-    named = (("name",), ("study", "name"), ("data", "source", "name"), ("data", "name"))
-    name = next((name for path in named if isinstance(name := dig(study, path), str)), None)
+    name = study_name(groups[0].runs[0].study)
     return f"{name}: {what}" if name else what

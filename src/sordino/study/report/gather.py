@@ -70,6 +70,8 @@ class Client:
     training: float | None
     held: float | None
     """What its two accounts have spent, where records are held out; ``spent`` is the larger."""
+    attack: Mapping[str, Any] | None
+    """The best an attacker can do, as the result tells it."""
     unit: str
     """What is protected as one: a record, or somebody with several."""
     ends: float | None
@@ -351,6 +353,7 @@ def _clients(result: Result, rounds: Sequence[Mapping[str, Any]]) -> tuple[Clien
             own=_or_infinite(entry, "own_epsilon"),
             training=_or_infinite(entry, "training_epsilon"),
             held=_or_infinite(entry, "held_epsilon"),
+            attack=entry.get("attack"),
             unit=str(entry.get("unit") or RECORD),
             ends=_or_infinite(entry, "budget_ends"),
             levels=tuple(
@@ -406,6 +409,12 @@ def _aliases(names: Sequence[str]) -> dict[Any, str]:
     known = set(names)
     by_place = {place: str(place) if str(place) in known else name for place, name in enumerate(names)}
     return {**by_place, **{name: name for name in names}}
+
+
+def study_name(study: Mapping[str, Any]) -> str | None:
+    """What a study is called, or what its data are."""
+    named = (("name",), ("study", "name"), ("data", "source", "name"), ("data", "name"))
+    return next((name for path in named if isinstance(name := dig(study, path), str)), None)
 
 
 def dig(row: Mapping[str, Any], path: Sequence[str]) -> Any:

@@ -16,6 +16,7 @@ from markupsafe import Markup
 from sordino._version import __version__
 from sordino.engine.checkpoint import write_atomic
 from sordino.errors import BadInput
+from sordino.privacy.attacker import at_most
 from sordino.study.report import numbers
 
 
@@ -38,8 +39,21 @@ def _templates() -> Environment:
     found.globals |= {"asset": _asset, "plotly": _plotly, "missing": numbers.MISSING, "version": __version__}
     for word in ("plain", "percent", "span", "plus_minus", "listed", "duration", "certainty"):
         found.filters[word] = getattr(numbers, word)
-    found.filters |= {"epsilon": numbers.as_epsilon, "epsilons": _epsilons, "counted": _counted, "sortable": _sortable}
+    found.filters |= {
+        "at_most": at_most,
+        "md": in_markdown,
+        "epsilon": numbers.as_epsilon,
+        "epsilons": _epsilons,
+        "counted": _counted,
+        "sortable": _sortable,
+    }
     return found
+
+
+def in_markdown(text: Any) -> str:
+    """A text that is only text in Markdown: a name can neither break a table nor become markup."""
+    told = " ".join(str(text).split()).replace("&", "&amp;").replace("<", "&lt;")
+    return "".join(f"\\{one}" if one in "|`*_[]" else one for one in told)
 
 
 def _asset(name: str) -> Markup:
