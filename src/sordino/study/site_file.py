@@ -19,8 +19,9 @@ from torch import Tensor
 
 from sordino.client.rows import Records
 from sordino.data.budgets import LARGE
-from sordino.data.encode import delimiter_of, read_table, unit_ids
-from sordino.data.own import kind_of, load_folder, schema_beside
+from sordino.data.encode import unit_ids
+from sordino.data.own import TABLES, kind_of, load_folder, schema_beside
+from sordino.data.read import delimiter_of, read_by, read_table
 from sordino.data.schema import Schema, parse_schema, word
 from sordino.data.survey import Places, Survey, places, read_raw
 from sordino.data.units import UNIT_NAME, kept, members, numbered
@@ -54,7 +55,7 @@ class SiteAbout(Section):
 
 
 class SiteData(Section):
-    """``[data]``: one CSV, Parquet or NPZ file, and the schema that says what its columns mean.
+    """``[data]``: one CSV, Excel, Parquet or NPZ file, and the schema that says what its columns mean.
 
     ``held_out``: the share of the records that training never sees, for evaluations and surveys; ``id``: the column
     that names a record. Without it records are known by their places, and the file may never change. ``unit``: the
@@ -208,7 +209,7 @@ class SiteFile(Section):
         """The number of every row's unit, as ``records`` counts them; −1 for rows that count for nobody."""
         asked = schema or Schema("", "classification", None, unit=self.data.unit)
         where = self.at(self.data.path)
-        ids = unit_ids(read_table(where, [str(asked.unit)], asked.delimiter or delimiter_of(where)), asked)
+        ids = unit_ids(read_by(where, [str(asked.unit)], asked), asked)
         found = np.full(len(ids), -1, dtype=np.int64)
         own = np.flatnonzero([one not in asked.missing for one in ids])
         numbers, names = numbered([ids[k] for k in own]), [ids[k] for k in own]
@@ -233,7 +234,7 @@ class SiteFile(Section):
         """Whether nothing says what the columns of this table mean: then it can be surveyed, and not trained on."""
         where = self.at(self.data.path)
         described = self.data.table_schema is not None or (where.parent / "schema.toml").exists()
-        return not described and where.is_file() and kind_of(where) in ("csv", "csv.gz", "parquet")
+        return not described and where.is_file() and kind_of(where) in TABLES
 
     @contextmanager
     def open(self, source: Source | None = None) -> Iterator[Site]:
@@ -252,7 +253,7 @@ class SiteFile(Section):
         """How a survey reads the held-out records: from the file, as they are, parted anew by the ledger's key."""
 
         def read(survey: Survey) -> tuple[Places, NDArray[np.int64] | None]:
-            table = read_raw(self.at(self.data.path), survey)
+            table = read_raw(self.at(self.data.path), survey, self._schema)
             if self._unit_column is None:
                 held = self.held(ledger, table.rows)
                 assert held is not None
@@ -296,13 +297,12 @@ class SiteFile(Section):
         if kind_of(where) == "npz":
             ids = [word(one) for one in np.load(where, allow_pickle=False)[column].tolist()]
         else:
-            ids = unit_ids(read_table(where, [column], schema.delimiter or delimiter_of(where)), schema)
+            ids = unit_ids(read_by(where, [column], schema), schema)
         return [f"id {one}" for one in dict.fromkeys(ids) if one not in schema.missing]
 
     def _ids(self, where: Path, column: str) -> list[str]:
         """The id of every record; records that have none count as one person's."""
-        delimiter = str((self.data.table_schema or {}).get("delimiter", delimiter_of(where)))
-        table = read_table(where, [column], delimiter)
+        table = read_by(where, [column], self._schema or Schema("", "classification", None))
         return [f"id {one}" for one in table.columns[column].to_pylist()]
 
     def rebind(self, reason: str, officer: str) -> str:
