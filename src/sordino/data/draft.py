@@ -86,11 +86,15 @@ def _of_table(file: Path) -> list[str]:
     """The schema of a table: every column numeric where all its cells are numbers, else categorical."""
     opened = open_file(file)
     columns, missing = columns_of(opened.table)
-    rows = opened.table.rows - sum(why == EMPTY for why in opened.table.broken.values())
-    if not rows or not any(column.cells for column in columns):
-        raise BadInput(f"{file} has no records: there is nothing to draft a schema from")
+    if not any(column.cells for column in columns):
+        raise BadInput(f"{file} has nothing to draft a schema from: {_nothing(opened)}")
     target = _target(file, columns)
-    lines = [f"# {rows} records, {len(columns)} columns", *_layout(opened), *_missing(missing), *_about(target)]
+    lines = [
+        f"# {opened.table.rows} lines with records, {len(columns)} columns",
+        *_layout(opened),
+        *_missing(missing),
+        *_about(target),
+    ]
     tables: dict[str, list[str]] = {"numeric": [], "categorical": [], "fill": []}
     for column in columns:
         if column is not target:
@@ -105,6 +109,13 @@ def _of_table(file: Path) -> list[str]:
     for name, body in tables.items():
         lines += ["", f"[data.schema.{name}]", *body]
     return lines
+
+
+def _nothing(opened: Opened) -> str:
+    broken = [f"in row {row} {why}" for row, why in opened.table.broken.items() if why != EMPTY]
+    if opened.twice:
+        return "its columns have no names of their own"
+    return broken[0] if broken else "it has no records"
 
 
 def _layout(opened: Opened) -> list[str]:
@@ -138,7 +149,7 @@ def _target(file: Path, columns: list[Column]) -> Column:
     """The column that is taken for the target."""
     usable = [one for one in columns if _reason(one) is None and split_target({"target": one.name})[1] is None]
     named = [one for wanted in TARGETS for one in usable if one.name.lower() == wanted]
-    varied = [one for one in usable[::-1] if len(one.counts) > 1]
+    varied = sorted((one for one in usable[::-1] if len(one.counts) > 1), key=lambda one: one.absent > 0)
     for one in (*named, *varied, *usable[::-1]):
         return one
     raise BadInput(
@@ -217,6 +228,8 @@ def _reason(column: Column) -> str | None:
         return "it has no name"
     if column.nested:
         return "its cells are lists or tables"
+    if column.commas:
+        return "its numbers have decimal commas: save the file with decimal points"
     if column.dates:
         return "it holds dates: make a number of them first, such as an age"
     if max(map(len, column.counts)) > MOST_LETTERS:

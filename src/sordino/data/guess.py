@@ -92,6 +92,11 @@ class Column:
         return bool(self.counts) and all(map(_DATE.fullmatch, self.counts))
 
     @property
+    def commas(self) -> bool:
+        """Whether its cells are numbers with a decimal comma."""
+        return any("," in one for one in self.counts) and all(is_number(one.replace(",", ".")) for one in self.counts)
+
+    @property
     def span(self) -> float:
         """From the smallest to the largest number."""
         with np.errstate(over="ignore"):
@@ -154,31 +159,36 @@ def _taken_apart(file: Path, delimiter: str) -> list[Cells]:
 def has_header(rows: Sequence[Cells]) -> tuple[bool, str]:
     """Whether the first line names the columns, and what tells if it does not.
 
-    It does where it has a word above numbers. It does not where numbers stand above numbers, or, in columns of words,
-    where its words come again below; numbers that count up by one name columns (0, 1, 2, … or years).
+    It does where it has a word above numbers or dates. Otherwise columns vote: for a record a number above numbers
+    (half a vote where it lies outside of them) and a word that comes again below; for names a word that does not. Words
+    count for less where few below are alike. Numbers that count up by one name columns (0, 1, 2, … or years).
     """
     first = [(cell or "").strip() for cell in rows[0]] if rows else []
-    rest = [row for row in rows[1:] if len(row) == len(first)]
-    numbered, worded, against = [], [], 0
+    alike, names, told = 0.0, 0.0, ""
     for k, cell in enumerate(first):
-        below = [text for text in ((row[k] or "").strip() for row in rest) if not _unknown(text)]
+        below = [text for text in ((row[k] or "").strip() for row in rows[1:] if k < len(row)) if not _unknown(text)]
         if _unknown(cell):
             continue
-        if not below or sum(map(is_number, below)) >= MOSTLY * len(below):
-            if is_number(cell):
-                numbered.append(cell)
-            elif below:
+        if not below:
+            alike, names = alike + is_number(cell) / 4, names + (not is_number(cell)) / 4
+            told = told or (f"{toml_value(cell[:40])} is a number" if is_number(cell) else "")
+        elif sum(map(is_number, below)) >= MOSTLY * len(below):
+            if not is_number(cell):
                 return True, ""
+            values = [float(one) for one in below if is_number(one)]
+            alike += 1.0 if min(values) <= float(cell) <= max(values) else 0.5
+            told = f"{toml_value(cell[:40])} stands above numbers"
+        elif all(map(_DATE.fullmatch, below)) and not _DATE.fullmatch(cell):
+            return True, ""
         elif cell in below:
-            worded.append(cell)
-        elif len(set(below)) <= len(below) / 2:
-            against += 1
-    counting = len(first) > 1 and len(numbered) == len(first) and _counts_up(first)
-    if numbered and not counting and against <= len(numbered):
-        return False, f"the first line looks like a record: {toml_value(numbered[0][:40])} stands above numbers"
-    if worded and not numbered and not against:
-        return False, f"the first line looks like a record: {toml_value(worded[0][:40])} comes again below it"
-    return True, ""
+            alike += 1.0 - len(set(below)) / len(below)
+            told = told or f"{toml_value(cell[:40])} comes again below it"
+        else:
+            names += max(0.25, 1.0 - len(set(below)) / len(below))
+    counting = len(first) > 1 and all(map(is_number, first)) and _counts_up(first)
+    if counting or alike <= names:
+        return True, ""
+    return False, f"the first line looks like a record: {told}"
 
 
 def is_number(text: str) -> bool:
@@ -221,7 +231,7 @@ def _missing(columns: Sequence[Column]) -> Missing:
         odd = [one for one in column.counts if not is_number(one)]
         known = [one for one in odd if one == "?" or one.lower() in map(str.lower, UNKNOWN)]
         rest = column.cells - sum(column.counts[one] for one in known)
-        few = len(odd) <= 3 and all(one in known or column.counts[one] > 1 for one in odd)
+        few = len(odd) <= 3 and all(one in known or _repeated_word(column, one) for one in odd)
         if odd and few and len(column.values) >= max(MOSTLY * rest, 1):
             for one in odd:
                 where.setdefault(one, []).append(column.name)
@@ -237,6 +247,11 @@ def _missing(columns: Sequence[Column]) -> Missing:
         told.append(f"{code:g} in {_some(names)}, where all other numbers are positive")
     listed = (*MISSING, *found, *(f"{code:g}" for code in codes))
     return Missing(tuple(dict.fromkeys(listed)), told, perhaps)
+
+
+def _repeated_word(column: Column, text: str) -> bool:
+    """Whether a text comes more than once and has no digit: 1,5 is a number to somebody."""
+    return column.counts[text] > 1 and not any(map(str.isdigit, text))
 
 
 def _codes(columns: Sequence[Column]) -> tuple[dict[float, list[str]], list[str]]:
