@@ -24,6 +24,7 @@ class Odd:
 
     path: Path
     records: int | None
+    header: bool = True
 
 
 def make(folder: Path, seed: int) -> Odd:
@@ -118,7 +119,7 @@ def headless_file(folder: Path, random: Random) -> Odd:
     cells = [[*(kind(random) for kind in kinds), str(random.integers(0, 5))] for _ in range(rows)]
     content = "\n".join(",".join(row) for row in cells) + "\n"
     (folder / "raw.csv").write_text(content, encoding="utf-8")
-    return Odd(folder / "raw.csv", rows)
+    return Odd(folder / "raw.csv", rows, header=False)
 
 
 def ragged_file(folder: Path, random: Random) -> Odd:
@@ -332,7 +333,7 @@ def arrays_file(folder: Path, random: Random) -> Odd:
         {"x": x, "y": np.array(["a", "b"] * rows)[:rows]},
         {"x": x, "y": np.array([b"a", b"b"] * rows)[:rows]},
         {"x": x * np.nan, "y": y},
-        {"x": x * 1e308, "y": y},
+        {"x": x * 5e307, "y": y},
         {"x": x.astype(complex), "y": y},
         {"x": x, "y": y.astype(complex)},
         {"x": x[:, 0], "y": y},

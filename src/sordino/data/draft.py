@@ -5,6 +5,7 @@ The draft is a schema as it stands, and fits the file; every guess in it says wh
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -240,7 +241,7 @@ def _reason(column: Column) -> str | None:
         if distinct > MOST_CATEGORIES and (column.whole or not column.numeric):
             return f"{distinct} distinct values that repeat, as persons' identifiers do"
     if column.numeric:
-        if cells == distinct >= ALL_DIFFERENT and column.whole and column.span == cells - 1:
+        if cells >= ALL_DIFFERENT and column.counting:
             return f"{distinct} distinct values that count the lines"
         return "its numbers are too far apart" if _range(column.values) is None else None
     if distinct > MOST_VALUES or cells == distinct >= ALL_DIFFERENT:
@@ -254,4 +255,4 @@ def _range(values: Any) -> str | None:
     low, high = float(np.min(values)), float(np.max(values))
     if low == high:
         low, high = (low, low + 1.0) if abs(low) < 1e15 else (min(low, 0.0), max(low, 0.0))
-    return toml_value([low, high]) if np.isfinite(np.subtract(high, low)) else None
+    return toml_value([low, high]) if math.isfinite(high - low) else None

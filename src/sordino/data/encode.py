@@ -248,7 +248,8 @@ def encode_arrays(where: str, x: Any, y: Any, schema: Schema, invalid: str = "re
     try:
         if np.asarray(x).dtype.kind in "cmM":  # NumPy would drop imaginary parts, and count nanoseconds
             raise TypeError
-        features = np.asarray(x, dtype=np.float32)
+        with np.errstate(over="ignore"):  # what is too large for a float is told as not finite
+            features = np.asarray(x, dtype=np.float32)
     except (TypeError, ValueError):
         raise BadInput(f"{where}: array x holds {np.asarray(x).dtype}, not numbers: convert it first") from None
     labels = np.asarray(y)
@@ -292,7 +293,8 @@ def _tell_clipped(where: str, column: str, interval: Interval | None, values: np
     if interval is None:
         return
     there = values[np.isfinite(values)]
-    outside = (there < interval.low) | (there > interval.high)
+    with np.errstate(over="ignore"):
+        outside = (there < interval.low) | (there > interval.high)
     if outside.sum() > MOST * outside.size:
         log.warning(
             "%s, column %r: data.schema.%s = [%g, %g] clips %.0f %% of the values: check the range and its unit",

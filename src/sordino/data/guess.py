@@ -82,6 +82,11 @@ class Column:
         return self.numeric and bool((self.values == np.floor(self.values)).all())
 
     @property
+    def counting(self) -> bool:
+        """Whether its numbers count up by one from line to line."""
+        return self.whole and bool((self.values[1:] == self.values[:-1] + 1).all())
+
+    @property
     def named_person(self) -> bool:
         """Whether its name says that it says who somebody is."""
         return bool(_PERSON.search(self.name) or re.search("[a-z]I[Dd]$", self.name))
@@ -95,12 +100,6 @@ class Column:
     def commas(self) -> bool:
         """Whether its cells are numbers with a decimal comma."""
         return any("," in one for one in self.counts) and all(is_number(one.replace(",", ".")) for one in self.counts)
-
-    @property
-    def span(self) -> float:
-        """From the smallest to the largest number."""
-        with np.errstate(over="ignore"):
-            return float(self.values.max() - self.values.min())
 
     def sorted_words(self) -> list[str]:
         """The distinct words, whole numbers first in their order."""
@@ -244,7 +243,7 @@ def _missing(columns: Sequence[Column]) -> Missing:
     told = [f"{toml_value(one)} in {_some(names)}" for one, names in found.items()]
     codes, perhaps = _codes(columns)
     for code, names in codes.items():
-        told.append(f"{code:g} in {_some(names)}, where all other numbers are positive")
+        told.append(f"{code:g} in {_some(names)}, where no other number is negative")
     listed = (*MISSING, *found, *(f"{code:g}" for code in codes))
     return Missing(tuple(dict.fromkeys(listed)), told, perhaps)
 
