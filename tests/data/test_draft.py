@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import re
+import runpy
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from sklearn.datasets import load_breast_cancer, load_diabetes
+from sklearn.datasets import load_diabetes
 
 from sordino.data import draft_schema, from_folder
 from sordino.data.guess import has_header
+from sordino.data.schema import parse_schema
+from sordino.data.survey import parse_survey, places, read_raw
+from sordino.data.toml import toml_value
 from sordino.study.site_file import read_site
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "raw-files"
 
 
 def drafted(path: Path, text: str) -> tuple[str, dict[str, Any]]:
@@ -107,43 +112,12 @@ def test_odd_columns_are_told(tmp_path, text, words):
     assert "-9" not in schema.get("missing", [])
 
 
-HOSPITALS = ("cleveland.csv", "hungary.CSV", "long-beach.csv.gz", "zurich.xlsx")
-
-
-def write_hospitals(folder: Path) -> dict[str, int]:
-    """Raw files without headers: numbers, codes, ? and −9 for missing, a stage from 0 to 4; returns their records."""
-    openpyxl = pytest.importorskip("openpyxl", reason="pip install 'sordino[excel]'")
-    bunch, random = load_breast_cancer(), np.random.default_rng(0)
-    folder.mkdir()
-    counts = {}
-    for k, name in enumerate(HOSPITALS):
-        own = np.arange(k, len(bunch.data), 4)
-        rows = []
-        for j in own:
-            radius, texture = (f"{v:.4g}" if random.random() > 0.1 else "?" for v in bunch.data[j, :2])
-            smooth = f"{bunch.data[j, 4]:.3f}"
-            code = "-9" if random.random() < 0.1 else str(random.integers(1, 4))
-            stage = 0 if bunch.target[j] else random.integers(1, 5)
-            rows.append([radius, texture, smooth, f"{random.integers(0, 2)}.0", code, str(stage)])
-        counts[name] = len(rows)
-        content = "\n".join(",".join(row) for row in rows) + "\n"
-        if name.endswith("xlsx"):
-            book = openpyxl.Workbook()
-            for row in rows:
-                book.active.append([one if one == "?" else float(one) for one in row])
-            book.save(folder / name)
-        else:
-            packed = content.encode()
-            (folder / name).write_bytes(gzip.compress(packed) if name.endswith("gz") else packed)
-    return counts
-
-
 STUDY = """\
 [study]
 name = "hearts"
 rounds = 3
 [data]
-name = "files"
+name = "raw-files"
 test = 0.0
 {schema}
 [budgets]
@@ -160,24 +134,51 @@ lr = 0.5
 
 
 def test_four_hospitals_from_raw_files_to_a_model_with_commands_alone(in_folder, tmp_path):
-    counts = write_hospitals(tmp_path / "files")
-    code, draft, err = in_folder("data", "schema", "files")
+    example = runpy.run_path(str(EXAMPLE / "make_files.py"))
+    example["write"](tmp_path / "raw-files")
+    counts = [len(example["rows"](k)) for k in range(4)]
+    code, draft, err = in_folder("data", "schema", "raw-files")
     assert code == 0, err
     assert "header = false" in draft
     text = draft.replace('classes = ["0", "1", "2", "3", "4"]', 'positive = ["1", "2", "3", "4"]')
     assert text != draft
-    (tmp_path / "hearts.toml").write_text(STUDY.format(schema=text), encoding="utf-8")
-    code, _, err = in_folder("run", "hearts.toml", "--out", "run")
-    assert code == 0, err
-    result = json.loads((tmp_path / "run" / "result.json").read_text())
-    assert [one["client"] for one in result["privacy"]] == ["cleveland", "hungary", "long-beach", "zurich"]
-    found = from_folder(tmp_path / "files", tomllib.loads(text)["data"]["schema"], test=0.0)
-    assert found.sizes.tolist() == list(counts.values())
-    assert found.valid.all()
-    site = '[site]\nname = "zurich"\nserver = "127.0.0.1:1"\n[data]\npath = "files/zurich.xlsx"\n{schema}\n[budget]\n'
-    (tmp_path / "SITE.toml").write_text(site.format(schema=text) + "epsilon = 1.0\ndelta = 1e-3\n", encoding="utf-8")
-    _, declared = read_site(tmp_path / "SITE.toml").records()
-    assert (declared.records, declared.classes) == (counts["zurich.xlsx"], 2)
+    (tmp_path / "drafted.toml").write_text(STUDY.format(schema=text), encoding="utf-8")
+    for study in (tmp_path / "drafted.toml", EXAMPLE / "study.toml"):
+        code, _, err = in_folder("run", str(study), "--out", f"run-{study.stem}", "--set", "study.rounds=2")
+        assert code == 0, err
+        result = json.loads((tmp_path / f"run-{study.stem}" / "result.json").read_text())
+        assert [one["client"] for one in result["privacy"]] == ["cleveland", "hungary", "long-beach", "zurich"]
+    for schema in (text, (EXAMPLE / "study.toml").read_text(encoding="utf-8")):
+        found = from_folder(tmp_path / "raw-files", tomllib.loads(schema)["data"]["schema"], test=0.0)
+        assert found.sizes.tolist() == counts
+        assert found.valid.all()
+    assert found.y.tolist() == [int(row[-1] != "0") for k in range(4) for row in example["rows"](k)]
+
+
+def test_a_site_with_a_raw_excel_file_declares_all_of_its_rows_and_is_surveyed(tmp_path):
+    openpyxl = pytest.importorskip("openpyxl", reason="pip install 'sordino[excel]'")
+    rows = runpy.run_path(str(EXAMPLE / "make_files.py"))["rows"](3)
+    rows[4][-1] = "?"
+    book = openpyxl.Workbook()
+    for row in rows:
+        book.active.append([one if one == "?" else float(one) for one in row])
+    book.save(tmp_path / "zurich.xlsx")
+    raw = tomllib.loads((EXAMPLE / "study.toml").read_text(encoding="utf-8"))["data"]["schema"]
+    said = "".join(f"{key} = {toml_value(value)}\n" for key, value in raw.items())
+    site = f"""[site]\nname = "zurich"\nserver = "127.0.0.1:1"\n[budget]\nepsilon = 1.0\ndelta = 1e-3
+[data]\npath = "zurich.xlsx"\nheld_out = 0.5\n[data.schema]\n{said}"""
+    (tmp_path / "SITE.toml").write_text(site, encoding="utf-8")
+    records, declared = read_site(tmp_path / "SITE.toml").records()
+    assert (declared.records, declared.classes) == (len(rows), 2)
+    assert records.valid is not None
+    assert np.flatnonzero(~records.valid.numpy()).tolist() == [4]
+    columns = {"radius": {"low": 0, "high": 50}, "stage": {"categories": [0, 1, 2, 3, 4]}}
+    survey = parse_survey({"target": "stage", "missing": ["?"], "columns": columns})
+    stages = places(read_raw(tmp_path / "zurich.xlsx", survey, parse_schema(raw)), survey)[:, 1]
+    assert stages.tolist() == [6 if row[-1] == "?" else int(row[-1]) for row in rows]
+    with read_site(tmp_path / "SITE.toml").open() as opened:
+        assert opened.raw is not None
+        assert len(opened.raw(survey)[0]) == opened.declared.held == len(rows) - opened.declared.records
 
 
 @pytest.mark.parametrize(

@@ -77,8 +77,8 @@ def _surveyed(path: Path, raw: dict[str, Any], records: int) -> None:
 
 
 @pytest.fixture(autouse=True)
-def quiet() -> None:
-    logging.getLogger("sordino").setLevel(logging.ERROR)
+def quiet(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.ERROR, "sordino")
 
 
 def judge_all(folder: Path, seeds: range) -> dict[str, int]:
