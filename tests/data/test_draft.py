@@ -102,6 +102,8 @@ def test_other_classes_are_offered_and_work(tmp_path):
         ("v,w,y,y\n1,2,2,1\n3,4,2,1\n", '"y" is left out: several columns have this name'),
         ("v,,y\n1,2,1\n3,2,0\n", '"" is left out: it has no name'),
         ("v,t,y\n1,-9,1\n3,-9,0\n3,5,0\n2,-20,0\n9,-15,1\n", '"t" = [-20, 5]'),  # −9 among other negative numbers
+        ("v,t,y\n" + "1,-99,1\n3,-999,0\n3,5,0\n2,20,0\n" * 2, '-99 in "t", where no other number is negative'),
+        ("sign,dose,y\n" + "+,-,0\n-,1,1\n?,1,1\n" * 9, '"sign" = ["+", "-"]'),
         ("v,w,y\n1,2,1\n1\n3,2,0\n", "# 1 lines cannot be taken apart (row 2: it has more or fewer cells"),
     ],
 )

@@ -69,6 +69,9 @@ def test_empty_rows_merged_cells_and_cells_beside_the_table(tmp_path):
     assert found.valid.tolist() == [True, False, True, False, False]
     with pytest.raises(BadInput, match="row 2: it is an empty line"):
         load_folder(path, SCHEMA, "refuse")
+    headless = {**SCHEMA, "header": False, "columns": ["age", "ward", "ill"]}
+    blank = load_folder(written(tmp_path / "b.xlsx", [[], *ROWS[1:]]), headless, "null")
+    assert blank.valid.tolist() == [False, True, True, True]  # the first row is a record, whatever it holds
 
 
 def test_a_file_that_is_wrong_about_its_size_loses_no_row(tmp_path):

@@ -17,14 +17,17 @@ def sheet_rows(path: Path) -> Rows:
 
     Numbers are written as Python does, truth values in small letters, dates and times as ISO 8601 has them; a formula
     is what it came to when the file was last saved. Of merged cells the first has the value and the others have none.
-    Empty rows before the first row that holds something, and after the last, are not there: a sheet cannot tell an
-    empty last record from none. An empty row in between is one.
+    Empty rows after the last that holds something are not there: a sheet cannot tell an empty last record from none.
     """
     rows = [_trimmed([_text(cell) for cell in row]) for row in _cells(path)]
-    first = next((k for k, row in enumerate(rows) if row), len(rows))
     while rows and not rows[-1]:
         rows.pop()
-    return rows[first:]
+    return rows
+
+
+def below_blank(rows: Rows) -> Rows:
+    """The rows from the first that holds something: the one with the names of the columns."""
+    return rows[next((k for k, row in enumerate(rows) if row), len(rows)) :]
 
 
 def _cells(path: Path) -> list[tuple[Any, ...]]:

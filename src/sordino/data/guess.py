@@ -20,13 +20,13 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from sordino.data.encode import Floats, numbers, words
-from sordino.data.excel import sheet_rows
+from sordino.data.excel import below_blank, sheet_rows
 from sordino.data.read import Cells, RawTable, delimiter_of, file_lines, line_cells, read_table
 from sordino.data.schema import MISSING, word
 from sordino.data.toml import toml_value
 from sordino.errors import BadInput
 
-UNKNOWN = ("?", "-", "--", ".", "*", "n/a", "na", "NULL", "#N/A", "#NULL!", "missing", "unknown")
+UNKNOWN = frozenset(("?", "-", "--", ".", "*", "n/a", "na", "null", "#n/a", "#null!", "missing", "unknown"))
 """Words that mean "no value" where the other cells of a column are numbers, in small or capital letters."""
 
 CODES = (-9.0, -99.0, -999.0, -9999.0, -1.0, -8.0, -88.0, 88.0, 99.0, 888.0, 999.0, 8888.0, 9999.0)
@@ -34,6 +34,9 @@ CODES = (-9.0, -99.0, -999.0, -9999.0, -1.0, -8.0, -88.0, 88.0, 99.0, 888.0, 999
 
 SURE = CODES[:4]
 """Those of them that nobody takes for a value where all others are positive."""
+
+LOOKED_AT = 2000
+"""So many lines are looked at to see whether the first is one of them."""
 
 MOSTLY = 0.8
 """A column is one of numbers when this share of its cells are."""
@@ -126,7 +129,8 @@ def open_file(file: Path) -> Opened:
     if file.name.lower().endswith(".parquet"):
         table = read_table(file, None)
         return Opened(table, twice=_twice(pyarrow.parquet.read_schema(file).names))
-    rows: list[Cells] = sheet_rows(file) if file.name.lower().endswith(".xlsx") else _taken_apart(file, delimiter)
+    sheet = file.name.lower().endswith(".xlsx")
+    rows: list[Cells] = below_blank(sheet_rows(file)) if sheet else _taken_apart(file, delimiter)
     header, why = has_header(rows)
     if header:
         table = read_table(file, None, delimiter)
@@ -165,7 +169,9 @@ def has_header(rows: Sequence[Cells]) -> tuple[bool, str]:
     first = [(cell or "").strip() for cell in rows[0]] if rows else []
     alike, names, told = 0.0, 0.0, ""
     for k, cell in enumerate(first):
-        below = [text for text in ((row[k] or "").strip() for row in rows[1:] if k < len(row)) if not _unknown(text)]
+        below = [
+            text for text in ((row[k] or "").strip() for row in rows[1:LOOKED_AT] if k < len(row)) if not _unknown(text)
+        ]
         if _unknown(cell):
             continue
         if not below:
@@ -199,7 +205,7 @@ def is_number(text: str) -> bool:
 
 
 def _unknown(text: str) -> bool:
-    return text in MISSING or text.lower() == "nan" or text.lower() in map(str.lower, UNKNOWN)
+    return text in MISSING or text.lower() == "nan" or text.lower() in UNKNOWN
 
 
 def _counts_up(cells: Sequence[str]) -> bool:
@@ -228,16 +234,16 @@ def _missing(columns: Sequence[Column]) -> Missing:
     kept: set[str] = set()
     for column in columns:
         odd = [one for one in column.counts if not is_number(one)]
-        known = [one for one in odd if one == "?" or one.lower() in map(str.lower, UNKNOWN)]
+        known = [one for one in odd if one.lower() in UNKNOWN]
         rest = column.cells - sum(column.counts[one] for one in known)
         few = len(odd) <= 3 and all(one in known or _repeated_word(column, one) for one in odd)
         if odd and few and len(column.values) >= max(MOSTLY * rest, 1):
             for one in odd:
                 where.setdefault(one, []).append(column.name)
-        elif "?" in odd:
+            continue
+        if "?" in odd:
             where.setdefault("?", []).append(column.name)
-        else:
-            kept.update(odd)
+        kept.update(one for one in odd if one != "?")
     # A word that is a value of some other column, such as the − of a test's result, cannot be declared for all of them.
     found = {one: names for one, names in where.items() if one not in kept}
     told = [f"{toml_value(one)} in {_some(names)}" for one, names in found.items()]
@@ -259,8 +265,7 @@ def _codes(columns: Sequence[Column]) -> tuple[dict[float, list[str]], list[str]
     perhaps: list[str] = []
     for code in CODES:
         for column in columns:
-            others = column.values[column.values != code]
-            count = len(column.values) - len(others)
+            others, count = _others(column, code), int((column.values == code).sum())
             if count < 2 or len(np.unique(others)) < 2 or others.min() <= code <= others.max():
                 continue
             low, high = float(others.min()), float(others.max())
@@ -275,9 +280,14 @@ def _codes(columns: Sequence[Column]) -> tuple[dict[float, list[str]], list[str]
     return sure, perhaps
 
 
+def _others(column: Column, code: float) -> Floats:
+    """The numbers of a column but for this one and those that surely are codes."""
+    return column.values[~np.isin(column.values, (*SURE, code))]
+
+
 def _holds(column: Column, value: float) -> bool:
     """Whether a number is a value like any other of a column."""
-    others = column.values[column.values != value]
+    others = _others(column, value)
     return value in column.values and bool(len(others)) and bool(others.min() < value)
 
 

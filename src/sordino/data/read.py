@@ -19,7 +19,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet
 
-from sordino.data.excel import sheet_rows
+from sordino.data.excel import below_blank, sheet_rows
 from sordino.data.schema import Schema
 from sordino.errors import BadInput
 
@@ -121,8 +121,9 @@ def _sound(column: Any) -> Any:
 
 def _read_sheet(path: Path, wanted: Sequence[str] | None, names: Sequence[str] | None) -> RawTable:
     """The first sheet of an Excel file; a row that holds more cells than there are columns is a row of nulls."""
-    rows = sheet_rows(path)
+    rows, open_ended = sheet_rows(path), names is not None and not names
     if names is None:
+        rows = below_blank(rows)
         if not rows:
             raise BadInput(f"{path} is empty: its first row has the names of the columns")
         header = [(cell or "").strip() for cell in rows.pop(0)]
@@ -132,7 +133,7 @@ def _read_sheet(path: Path, wanted: Sequence[str] | None, names: Sequence[str] |
     def cells(row: Cells) -> Cells:
         if not row and len(header) > 1:
             raise BadInput(EMPTY)
-        if len(row) > len(header) and names != ():
+        if len(row) > len(header) and not open_ended:
             raise BadInput(f"it has more cells ({len(row)}) than there are columns ({len(header)})")
         return [*row, *[None] * (len(header) - len(row))]
 
@@ -155,7 +156,7 @@ def read_csv(
     ends with its line and swallows no other. A line that cannot be taken apart is a row of nulls in its place (without
     a target, so it can only be a null record), so that the number of records stays what it was.
     """
-    lines = file_lines(path)[skip:]
+    lines, open_ended = file_lines(path)[skip:], names is not None and not names
     if names is None:
         header, records = _header(path, lines, delimiter), lines[1:]
     else:
@@ -168,7 +169,7 @@ def read_csv(
         if line in (b"", b"\r") and len(header) > 1:
             raise BadInput(EMPTY)
         found = line_cells(line, delimiter)
-        if len(found) < len(header) or (len(found) > len(header) and names != ()):
+        if len(found) < len(header) or (len(found) > len(header) and not open_ended):
             whose = "the header" if names is None else "there are columns"
             raise BadInput(f"it has more or fewer cells ({len(found)}) than {whose} ({len(header)})")
         return found
