@@ -20,11 +20,15 @@ Random = np.random.Generator
 
 @dataclass(frozen=True)
 class Odd:
-    """A file and how many records it has; None where nobody can say (it is damaged, or holds no table)."""
+    """A file and how many records it has; None where nobody can say (it is damaged, or holds no table).
+
+    ``header``: whether it names its columns; ``blank``: how many empty rows are before the names.
+    """
 
     path: Path
     records: int | None
     header: bool = True
+    blank: int = 0
 
 
 def make(folder: Path, seed: int) -> Odd:
@@ -281,7 +285,7 @@ def excel_file(folder: Path, random: Random) -> Odd:
     if random.random() < 0.3:
         _wrong_dimension(path)
     header = any(_holds(sheet.cell(1 + shift, k + 1).value) for k in range(len(names)))
-    return Odd(path, max(last - 1 - shift, 0) if header else None)
+    return Odd(path, max(last - 1 - shift, 0) if header else None, blank=shift)
 
 
 def _holds(value: Any) -> bool:

@@ -36,7 +36,8 @@ def judged(folder: Path, seed: int) -> str:
     told = f"{seed}: {odd.path.name}\n{text}"
     n, ended = odd.records, "trained"
     if odd.header and schema.get("header") is False and n is not None:
-        n, ended = n + 1, "trained, names taken for a record"  # its names are values too; the draft says what it took
+        # Its names are values too; the draft says what it took.
+        n, ended = n + odd.blank + 1, "trained, names taken for a record"
     found = len(load_folder(odd.path, schema, "null").x)  # a site never refuses a record
     assert n is None or found == n, told
     _surveyed(odd.path, schema, found)

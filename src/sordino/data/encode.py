@@ -209,7 +209,7 @@ def encode_table(table: RawTable, schema: Schema, invalid: str = "refuse") -> Ar
     column, what = table.columns[schema.target], f"column {schema.target!r}"
     if schema.rule is not None:
         labels, fault = _answers(schema.rule, column, schema.missing)
-        faults.append((fault, what, _unanswered(schema.rule), column))
+        faults.append((fault, what, schema.rule.unanswered, column))
         return _settled(table.where, x, labels, faults, invalid)
     if schema.classes is not None:
         labels = positions(column, schema.classes)
@@ -228,10 +228,6 @@ def _answers(rule: Rule, column: Any, missing: Sequence[str]) -> tuple[npt.NDArr
         return COMPARISONS[rule.comparison](values, rule.number).astype(np.int64), absent | wrong
     among = positions(column, rule.words) >= 0
     return (among == (rule.comparison == "in")).astype(np.int64), _absent_words(column, missing)
-
-
-def _unanswered(rule: Rule) -> str:
-    return "is missing or not a number" if rule.comparison in COMPARISONS else "is missing"
 
 
 def _without_empty_end(table: RawTable) -> RawTable:
@@ -265,7 +261,7 @@ def encode_arrays(where: str, x: Any, y: Any, schema: Schema, invalid: str = "re
     if schema.rule is not None:
         column = pa.array([word(value) for value in labels.tolist()], pa.string())
         found, fault = _answers(schema.rule, column, schema.missing)
-        faults.append((fault, "array y", _unanswered(schema.rule), labels))
+        faults.append((fault, "array y", schema.rule.unanswered, labels))
         return _settled(where, features, found, faults, invalid)
     if schema.classes is not None:
         declared = {label: k for k, label in enumerate(schema.classes)}

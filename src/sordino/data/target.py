@@ -46,6 +46,11 @@ class Rule:
     number: float = 0.0
     words: tuple[str, ...] = ()
 
+    @property
+    def unanswered(self) -> str:
+        """What is wrong with a cell that leaves the question open."""
+        return "is missing or not a number" if self.comparison in COMPARISONS else "is missing"
+
 
 def split_target(raw: Mapping[str, Any]) -> tuple[str, Rule | None]:
     """The column that ``target`` names, and the threshold where it holds one: ``stage > 0``, ``grade == "high"``."""
