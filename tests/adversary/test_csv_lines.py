@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sordino.data.encode import read_csv
 from sordino.data.own import load_folder
+from sordino.data.read import read_csv
 from sordino.errors import BadInput
 
 SCHEMA = {"target": "ill", "classes": ["no", "yes"], "numeric": {"age": [0, 100]}, "categorical": {"ward": ["a", "b"]}}

@@ -233,7 +233,7 @@ def test_words_for_missing_can_be_declared_and_nan_is_always_one(tmp_path):
 def test_folders_without_usable_clients_are_refused(tmp_path):
     with pytest.raises(BadInput, match="neither a folder nor"):
         from_folder(tmp_path / "none", SCHEMA)
-    with pytest.raises(BadInput, match="no CSV, Parquet or NPZ file"):
+    with pytest.raises(BadInput, match="no CSV, Excel, Parquet or NPZ file"):
         from_folder(tmp_path, SCHEMA)
     (tmp_path / "a.csv").write_text("age,income,sex,outcome\n", encoding="utf-8")
     with pytest.raises(BadInput, match="client 'a' has no records"):

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sordino.data.encode import RawTable
+from sordino.data.read import RawTable
 from sordino.data.survey import flat_places, parse_survey, places, read_raw
 from sordino.errors import BadInput
 

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sordino.data.encode import encode_table, read_table
+from sordino.data.encode import encode_table
+from sordino.data.read import read_table
 from sordino.data.schema import Interval, known_schema, parse_schema
 from sordino.data.unlabelled import read_unlabelled
 from sordino.errors import BadInput

@@ -26,7 +26,8 @@ from federation_rig import Rig, simulated
 from safetensors.torch import load_file, save_file
 
 import sordino as sd
-from sordino.data.encode import encode_table, read_table
+from sordino.data.encode import encode_table
+from sordino.data.read import read_table
 from sordino.data.schema import parse_schema
 from sordino.engine.checkpoint import write_atomic
 from sordino.engine.federation.limits import Policy

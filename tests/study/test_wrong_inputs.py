@@ -14,7 +14,8 @@ import torch
 
 import sordino as sd
 from sordino import cli
-from sordino.data import budgets, encode, own, sources
+from sordino.data import budgets, own, sources
+from sordino.data import read as read_module
 from sordino.errors import BadInput
 from sordino.methods import Training
 from sordino.methods.settings import Settings
@@ -47,7 +48,7 @@ def unread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "_read", read)
     monkeypatch.setattr(sources, "least_squares", read)
     monkeypatch.setattr(own, "_read_client", read)
-    monkeypatch.setattr(encode, "_lines", read)
+    monkeypatch.setattr(read_module, "file_lines", read)
 
 
 @pytest.fixture
@@ -180,8 +181,8 @@ def test_wrong_words_about_files_of_ones_own(
 
 
 def test_a_spreadsheet_among_the_files_is_refused(unread: None, hospitals: Path) -> None:
-    (hospitals / "east.xlsx").write_bytes(b"")
-    with pytest.raises(BadInput, match=r"east.xlsx is none of .csv"):
+    (hospitals / "east.xls").write_bytes(b"")
+    with pytest.raises(BadInput, match=r"east.xls is none of .csv"):
         make_study(changed({"data": {"name": str(hospitals), "schema": SCHEMA}})).federation()
 
 

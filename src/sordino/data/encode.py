@@ -1,28 +1,25 @@
-"""Records to arrays: the cells of CSV and Parquet files are read as they are, then encoded by a schema (rule R8).
+"""Records to arrays: the cells of a table are encoded by a schema (rule R8).
 
 Nothing is learnt from the records: each is encoded on its own, and what cannot be is refused or becomes a null row.
 """
 
 from __future__ import annotations
 
-import codecs
-import csv
-import gzip
 import logging
-import zlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+import math
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet
 
 from sordino.data.dataset import Features, Targets
+from sordino.data.read import EMPTY, RawTable
 from sordino.data.schema import WHOLE, Interval, Schema, word
+from sordino.data.target import COMPARISONS, Rule
 from sordino.errors import BadInput
 
 log = logging.getLogger("sordino.data")
@@ -33,149 +30,64 @@ Arrays = tuple[Features, Targets, Bools]
 Faults = list[tuple[Bools, str, str, Any]]
 """Which rows cannot be encoded, in which column, why, and the cells that a message may quote (or None)."""
 
-LINES = 1 << 16
-"""Lines of a CSV file that are taken apart at once."""
-
-EMPTY = "it is an empty line"
-"""What is wrong with a line that holds nothing."""
-
-DELIMITERS = ",;\t|"
-"""What may stand between the cells of a line."""
-
 MOST = 0.5
 """A range, or a list of values, that more than this share of a column lies outside of is worth a warning."""
+
+MOST_QUOTED = 80
+"""So many characters of a cell are quoted in a message."""
+
+_BLANKS = "".join(chr(code) for code in range(0x3001) if chr(code).isspace())
+"""What is trimmed off cells: what Python trims off declared values."""
 
 _OR_NULL = "or keep such records as null rows with data.invalid = 'null'"
 
 
-@dataclass(frozen=True)
-class RawTable:
-    """The columns of one file before they are encoded, and why rows (counted from 1) have no columns at all."""
-
-    where: str
-    columns: dict[str, Any]
-    rows: int
-    broken: Mapping[int, str] = field(default_factory=dict)
-
-
-def read_table(path: Path, wanted: Sequence[str] | None, delimiter: str = ",") -> RawTable:
-    """The wanted columns (None: all) of a CSV file, as text, or of a Parquet file, with the types they have."""
-    try:
-        if path.suffix.lower() != ".parquet":
-            return read_csv(path, wanted, delimiter)
-        wanted = _present(path, wanted, pyarrow.parquet.read_schema(path).names)
-        table = pyarrow.parquet.read_table(path, columns=wanted)
-        return RawTable(path.name, {name: table[name].combine_chunks() for name in wanted}, table.num_rows)
-    except (OSError, EOFError, zlib.error, pa.ArrowException, UnicodeDecodeError) as error:
-        raise BadInput(f"{path} cannot be read as {path.suffix[1:]}: {str(error).splitlines()[0]}") from None
-
-
-def delimiter_of(path: Path) -> str:
-    """The character that the header of a CSV file has most of; a comma for any other file."""
-    if path.name.lower().endswith(".parquet"):
-        return ","
-    opener: Callable[..., Any] = gzip.open if path.name.lower().endswith(".gz") else open
-    try:
-        with opener(path, "rt", encoding="utf-8-sig", errors="replace") as opened:
-            return max(DELIMITERS, key=opened.readline().count)
-    except (OSError, EOFError) as error:
-        raise BadInput(f"{path} cannot be read: {error}") from None
-
-
-def _present(path: Path, wanted: Sequence[str] | None, there: Sequence[str]) -> list[str]:
-    """The wanted columns, or all; an error names one that is not there."""
-    for name in wanted or ():
-        if name not in there:
-            raise BadInput(f"{path} has no column {name!r}: it has {', '.join(map(str, there))}; correct the schema")
-    return list(there if wanted is None else wanted)
-
-
-def read_csv(
-    path: Path, wanted: Sequence[str] | None, delimiter: str, names: Sequence[str] = (), skip: int = 0
-) -> RawTable:
-    """The wanted columns of a CSV file as text; ``names`` stand in for the header of a file that has none.
-
-    Guarantees: a line is a record, whatever it holds, and row j depends on line j alone: a quote that is not closed
-    ends with its line and swallows no other. A line that cannot be taken apart is a row of nulls in its place (without
-    a target, so it can only be a null record), so that the number of records stays what it was.
-    """
-    lines = _lines(path)[skip:]
-    header = list(names) or _header(path, lines, delimiter)
-    wanted = _present(path, wanted, header)
-    records = lines if names else lines[1:]
-    broken: dict[int, str] = {}
-    chunks: dict[str, list[Any]] = {name: [pa.array([], pa.string())] for name in wanted}
-    for start in range(0, len(records), LINES):
-        rows: list[Sequence[str | None]] = []
-        for number, line in enumerate(records[start : start + LINES], start + 1):
-            try:
-                rows.append(_cells(line, delimiter, len(header)))
-            except BadInput as error:
-                broken[number] = str(error)
-                rows.append([None] * len(header))
-        for name, chunk in chunks.items():
-            place = header.index(name)
-            chunk.append(pa.array([row[place] for row in rows], pa.string()))
-    columns = {name: pa.concat_arrays(chunk) for name, chunk in chunks.items()}
-    return RawTable(path.name, columns, len(records), broken)
-
-
-def _lines(path: Path) -> list[bytes]:
-    """The lines of a file, however long or odd, gzipped or not; a newline at its end ends the last of them."""
-    content = path.read_bytes()
-    if path.suffix.lower() == ".gz":
-        content = gzip.decompress(content)
-    lines = content.removeprefix(codecs.BOM_UTF8).split(b"\n")
-    return lines if lines[-1] else lines[:-1]
-
-
-def _cells(line: bytes, delimiter: str, wanted: int) -> list[str]:
-    """The cells of one line; says what is wrong with a line that has none to give."""
-    try:
-        text = line.removesuffix(b"\r").decode("utf-8")
-    except UnicodeDecodeError:
-        raise BadInput("it is not UTF-8 text") from None
-    if not text and wanted > 1:
-        raise BadInput(EMPTY)
-    try:
-        quoted = '"' in text
-        cells = next(csv.reader([text], delimiter=delimiter, strict=True)) if quoted else text.split(delimiter)
-    except csv.Error:
-        raise BadInput("a quote is not closed where its cell ends (a cell cannot hold a line break)") from None
-    if len(cells) != wanted:
-        raise BadInput(f"it has more or fewer cells ({len(cells)}) than the header ({wanted})")
-    return cells
-
-
-def _header(path: Path, lines: Sequence[bytes], delimiter: str) -> list[str]:
-    if not lines:
-        raise BadInput(f"{path} is empty: a CSV file starts with a line of column names")
-    first = lines[0].removesuffix(b"\r")
-    if b"\r" in first:
-        raise BadInput(f"{path} ends its lines with carriage returns alone: save it with line feeds")
-    try:
-        return [name.strip() for name in next(csv.reader([first.decode("utf-8")], delimiter=delimiter, strict=True))]
-    except (csv.Error, UnicodeDecodeError, StopIteration) as error:
-        raise BadInput(f"{path}: its first line has no column names: {error}") from None
-
-
 def numbers(column: Any, missing: Sequence[str]) -> tuple[Floats, Bools, Bools]:
-    """The column as floats, which cells are missing (null, NaN, or a word for missing), and which are not numbers."""
+    """The column as floats, which cells are missing, and which are not numbers.
+
+    Missing are nulls, NaN, the words for missing, and numbers that are equal to one of these (−9.0, where −9 is one).
+    """
     if pa.types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
-    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-        return _numbers_in_text(column, missing)
-    try:
+        column = column.dictionary_decode()
+    if _is_number(column.type):
         values: Floats = column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False).astype(np.float64)
-    except pa.ArrowException:
-        every = np.ones(len(column), dtype=bool)
-        return np.zeros(len(column)), ~every, every
-    return values, np.isnan(values), np.isinf(values)
+        absent, wrong = np.isnan(values), np.isinf(values)
+    else:
+        values, absent, wrong = _numbers_in_text(texts(column), missing)
+    codes = [code for code in map(_float, missing) if math.isfinite(code)]
+    return values, absent | np.isin(values, codes), wrong
+
+
+def _is_number(kind: Any) -> bool:
+    """Whether every entry of this type is a number, a truth value or null."""
+    known = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_null)
+    return any(one(kind) for one in known)
+
+
+def texts(column: Any) -> Any:
+    """The column as text, whatever its type. How is decided by the type alone, so that no entry touches another."""
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type) or _is_number(column.type):
+        # Not every Arrow writes halves as text.
+        return (column.cast(pa.float32()) if pa.types.is_float16(column.type) else column).cast(pa.string())
+    return pa.array([_said(entry) for entry in column], pa.string())
+
+
+def _said(entry: Any) -> str | None:
+    """One entry of an uncommon type as text; a mark that is no value of anything where there is no text for it."""
+    try:
+        value = entry.as_py()
+        if value is None:
+            return None
+        return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+    except Exception:  # an entry may hold anything (a date before all calendars), and is one entry all the same
+        return "\ufffd"
 
 
 def _numbers_in_text(column: Any, missing: Sequence[str]) -> tuple[Floats, Bools, Bools]:
     """Numbers written as text. Arrow's parser takes whole clean columns; otherwise cell by cell."""
-    trimmed = pc.utf8_trim_whitespace(column)
+    trimmed = pc.utf8_trim(column, characters=_BLANKS)
     unknown = pc.fill_null(pc.is_in(trimmed, value_set=pa.array(list(missing), trimmed.type)), True)
     absent: Bools = pc.or_(unknown, pc.is_null(trimmed)).to_numpy(zero_copy_only=False)
     try:
@@ -198,9 +110,7 @@ def _float(text: str) -> float:
 
 def words(column: Any) -> Any:
     """The column as text to compare with declared values: trimmed, and 1.0 written as 1."""
-    if pa.types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
-    text = pc.utf8_trim_whitespace(column.cast(pa.string()))
+    text = pc.utf8_trim(texts(column), characters=_BLANKS)
     return pc.replace_substring_regex(text, pattern=WHOLE, replacement=r"\1")
 
 
@@ -234,7 +144,7 @@ def check_invalid(invalid: str) -> None:
 
 def fault_in_words(row: int, what: str, why: str, cells: Any) -> str:
     """What is wrong with a row, with the cell where there is one to quote."""
-    return f"{what}: {'' if cells is None else f'{cells[row]!s} '}{why}"
+    return f"{what}: {'' if cells is None else f'{_short(cells[row])} '}{why}"
 
 
 def _settled(where: str, x: Features, y: Targets, faults: Faults, invalid: str) -> Arrays:
@@ -258,6 +168,12 @@ def _settled(where: str, x: Features, y: Targets, faults: Faults, invalid: str) 
     return x, y, ~bad
 
 
+def _short(cell: Any) -> str:
+    """A cell as a message quotes it."""
+    text = str(cell)
+    return text if len(text) <= MOST_QUOTED else f"{text[:MOST_QUOTED]}…"
+
+
 def encode_table(table: RawTable, schema: Schema, invalid: str = "refuse") -> Arrays:
     """The features, targets and validity of a file's records.
 
@@ -265,13 +181,17 @@ def encode_table(table: RawTable, schema: Schema, invalid: str = "refuse") -> Ar
     the file has records, valid or not.
     """
     if not schema.features:
-        raise BadInput("data.schema declares no columns: CSV and Parquet files need numeric or categorical columns")
+        raise BadInput("data.schema declares no columns: tables need numeric or categorical columns")
     if invalid == "refuse":
         table = _without_empty_end(table)
         for row, why in sorted(table.broken.items()):
             raise BadInput(f"{table.where}, row {row}: {why}: correct it, {_OR_NULL}")
     x, faults = table_features(table, schema)
     column, what = table.columns[schema.target], f"column {schema.target!r}"
+    if schema.rule is not None:
+        labels, fault = _answers(schema.rule, column, schema.missing)
+        faults.append((fault, what, schema.rule.unanswered, column))
+        return _settled(table.where, x, labels, faults, invalid)
     if schema.classes is not None:
         labels = positions(column, schema.classes)
         faults.append((labels < 0, what, "is none of the declared classes", column))
@@ -312,6 +232,15 @@ def table_features(table: RawTable, schema: Schema) -> tuple[Features, Faults]:
     return x, faults
 
 
+def _answers(rule: Rule, column: Any, missing: Sequence[str]) -> tuple[npt.NDArray[np.int64], Bools]:
+    """Class 0 or 1 of every cell by a declared question, and which cells leave it open."""
+    if rule.comparison in COMPARISONS:
+        values, absent, wrong = numbers(column, missing)
+        return COMPARISONS[rule.comparison](values, rule.number).astype(np.int64), absent | wrong
+    among = positions(column, rule.words) >= 0
+    return (among == (rule.comparison == "in")).astype(np.int64), _absent_words(column, missing)
+
+
 def _without_empty_end(table: RawTable) -> RawTable:
     """The table without the empty lines that editors leave at the end of a file; null rows where those are wanted."""
     rows = table.rows
@@ -324,7 +253,10 @@ def _without_empty_end(table: RawTable) -> RawTable:
 def array_features(where: str, x: Any, schema: Schema) -> tuple[Features, Faults]:
     """The features in an array, clipped and scaled by ``values`` where the schema declares them; who has none."""
     try:
-        features = np.asarray(x, dtype=np.float32)
+        if np.asarray(x).dtype.kind in "cmM":  # NumPy would drop imaginary parts, and count nanoseconds
+            raise TypeError
+        with np.errstate(over="ignore"):  # what is too large for a float is told as not finite
+            features = np.asarray(x, dtype=np.float32)
     except (TypeError, ValueError):
         raise BadInput(f"{where}: array x holds {np.asarray(x).dtype}, not numbers: convert it first") from None
     finite = np.isfinite(features).all(axis=tuple(range(1, features.ndim)))
@@ -343,6 +275,11 @@ def encode_arrays(where: str, x: Any, y: Any, schema: Schema, invalid: str = "re
         raise BadInput(
             f"{where}: x has shape {features.shape} and y {labels.shape}: x needs one row per record, y one entry"
         )
+    if schema.rule is not None:
+        column = pa.array([word(value) for value in labels.tolist()], pa.string())
+        found, fault = _answers(schema.rule, column, schema.missing)
+        faults.append((fault, "array y", schema.rule.unanswered, labels))
+        return _settled(where, features, found, faults, invalid)
     if schema.classes is not None:
         declared = {label: k for k, label in enumerate(schema.classes)}
         distinct, back = np.unique(labels, return_inverse=True)
@@ -369,7 +306,8 @@ def _tell_clipped(where: str, column: str, interval: Interval | None, values: np
     if interval is None:
         return
     there = values[np.isfinite(values)]
-    outside = (there < interval.low) | (there > interval.high)
+    with np.errstate(over="ignore"):
+        outside = (there < interval.low) | (there > interval.high)
     if outside.sum() > MOST * outside.size:
         log.warning(
             "%s, column %r: data.schema.%s = [%g, %g] clips %.0f %% of the values: check the range and its unit",

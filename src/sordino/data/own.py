@@ -1,62 +1,33 @@
-"""Your own data: a folder with a file per client, arrays, or torch data sets. The natural split of a consortium.
-
-``draft_schema`` writes a first draft of a folder's schema, for a person to check: ``sordino data schema FOLDER``.
-"""
+"""Your own data: a folder with a file per client, arrays, or torch data sets. The natural split of a consortium."""
 
 from __future__ import annotations
 
 import logging
 import tomllib
-import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.compute as pc
 
 from sordino.data.dataset import Dataset, Federation, client_names
-from sordino.data.encode import (
-    Arrays,
-    check_invalid,
-    delimiter_of,
-    encode_arrays,
-    encode_table,
-    numbers,
-    read_table,
-    unit_ids,
-    words,
-)
-from sordino.data.schema import MISSING, Schema, array_schema, parse_schema, plain_schema, word
-from sordino.data.toml import toml_value
+from sordino.data.encode import Arrays, check_invalid, encode_arrays, encode_table, unit_ids, words
+from sordino.data.read import read_by
+from sordino.data.schema import Schema, array_schema, parse_schema, plain_schema, word
 from sordino.errors import BadInput
 
-SUFFIXES = (".csv", ".csv.gz", ".parquet", ".npz")
+TABLES = ("csv", "csv.gz", "parquet", "xlsx")
+"""The kinds of files with named columns."""
+
+SUFFIXES = (*(f".{kind}" for kind in TABLES), ".npz")
 """How the names of clients' files end, in small or capital letters."""
 
-_TABLES = (
-    ".arrow", ".bz2", ".dat", ".dta", ".feather", ".gz", ".json", ".jsonl", ".npy", ".orc", ".parq", ".pq", ".sas7bdat",
-    ".sav", ".tsv", ".xls", ".xlsx", ".xz", ".zip", ".zst",
+_OTHERS = (
+    ".arrow", ".bz2", ".dat", ".data", ".dta", ".feather", ".gz", ".json", ".jsonl", ".npy", ".ods", ".orc", ".parq",
+    ".pq", ".sas7bdat", ".sav", ".tsv", ".xls", ".xlsb", ".xlsm", ".xz", ".zip", ".zst",
 )  # fmt: skip
 """Endings of files that may hold a client's records, and that sordino does not read."""
-
-TARGETS = ("target", "label", "class", "outcome", "y")
-"""Column names that are taken for the target, in this order of preference; otherwise the last column is."""
-
-MOST_VALUES = 50
-"""A text column with more distinct values than this is left out: it may be a name or an identifier."""
-
-MOST_CLASSES = 20
-"""A numeric target with more distinct values than this is drafted as regression."""
-
-_HEADER = """\
-# Drafted from {file} alone. CHECK EVERY LINE BEFORE USE.
-# All ranges and value lists below were READ OFF THE RECORDS OF THIS ONE FILE: they are no public knowledge, they
-# may give away single records, and other clients' data may lie outside them. Replace them by what is known without
-# looking at any record (physical limits, code books, agreed categories) before this schema is shared.
-
-[data.schema]"""
 
 log = logging.getLogger("sordino.data")
 
@@ -70,7 +41,7 @@ def from_folder(
     central: float = 0.0,
     also: Sequence[str] = (),
 ) -> Federation:
-    """The clients in a folder: one CSV, Parquet or NPZ file each, named by the file's stem, sorted.
+    """The clients in a folder: one CSV, Excel, Parquet or NPZ file each, named by the file's stem, sorted.
 
     Parameters
     ----------
@@ -172,38 +143,31 @@ def load_folder(
 
 def _words_of(file: Path, column: str, schema: Schema, count: int) -> list[str | None]:
     """The words of the ``count`` records that were read from a file: records of nobody were left out."""
-    found = read_words(file, column, schema.delimiter)
+    found = read_words(file, column, schema)
     if schema.unit is not None:
         if kind_of(file) == "npz":
-            whose = [word(one) for one in np.load(file, allow_pickle=False)[schema.unit].tolist()]
+            whose = [word(one) for one in read_npz(file)[schema.unit].tolist()]
         else:
-            whose = unit_ids(read_table(file, [schema.unit], schema.delimiter or delimiter_of(file)), schema)
+            whose = unit_ids(read_by(file, [schema.unit], schema), schema)
         found = [one for one, own in zip(found, whose) if own not in schema.missing]
     if len(found) < count:
         raise BadInput(f"{file}: {column!r} has {len(found)} entries for {count} records: give one each")
     return found[:count]  # empty lines at the end are no records
 
 
-def read_words(file: Path, column: str, delimiter: str | None = None) -> list[str | None]:
+def read_words(file: Path, column: str, schema: Schema) -> list[str | None]:
     """A word for every record of a client's file: the cell of a column, trimmed; None where there is none."""
     if kind_of(file) != "npz":
-        found: list[str | None] = words(
-            read_table(file, [column], delimiter or delimiter_of(file)).columns[column]
-        ).to_pylist()
+        found: list[str | None] = words(read_by(file, [column], schema).columns[column]).to_pylist()
         return found
-    try:
-        with np.load(file, allow_pickle=False) as content:
-            if column not in content.files:
-                raise BadInput(f"{file} has no array {column!r}: it has {', '.join(content.files)}")
-            return [str(one).strip() for one in content[column].tolist()]
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
-        if isinstance(error, BadInput):
-            raise
-        raise BadInput(f"{file} cannot be read as npz: {error}") from None
+    stored = read_npz(file)
+    if column not in stored:
+        raise BadInput(f"{file} has no array {column!r}: it has {', '.join(stored)}")
+    return [str(one).strip() for one in stored[column].tolist()]
 
 
 def kind_of(file: Path) -> str | None:
-    """How a client's file is read: csv, csv.gz, parquet or npz; None for any other file."""
+    """How a client's file is read: csv, csv.gz, parquet, xlsx or npz; None for any other file."""
     name = file.name.lower()
     return next((suffix[1:] for suffix in SUFFIXES if name.endswith(suffix) and name != suffix), None)
 
@@ -221,11 +185,11 @@ def client_files(path: Path, tell: bool = False) -> list[Path]:
     if path.is_file() and kind_of(path):
         return [path]
     if not path.is_dir():
-        raise BadInput(f"{path} is neither a folder nor a CSV, Parquet or NPZ file: check data.folder")
+        raise BadInput(f"{path} is neither a folder nor a CSV, Excel, Parquet or NPZ file: check data.folder")
     seen = sorted(file for file in path.iterdir() if not file.name.startswith("."))
     files = [file for file in seen if kind_of(file)]
     if not files:
-        raise BadInput(f"{path} has no CSV, Parquet or NPZ file: put one per client there")
+        raise BadInput(f"{path} has no CSV, Excel, Parquet or NPZ file: put one per client there")
     stems = [stem_of(file) for file in files]
     for stem in stems:
         if stems.count(stem) > 1:
@@ -233,7 +197,7 @@ def client_files(path: Path, tell: bool = False) -> list[Path]:
     known = ", ".join(SUFFIXES)
     others = [file for file in seen if file not in files and file.name != "schema.toml"]
     for file in others:
-        if file.suffix.lower() in _TABLES:
+        if file.suffix.lower() in _OTHERS:
             raise BadInput(
                 f"{file} is none of {known} and would be ignored: save it as one of them, or move it out of {path}"
             )
@@ -261,7 +225,7 @@ def schema_beside(path: Path) -> Mapping[str, Any]:
 def _read_client(file: Path, schema: Schema, invalid: str) -> tuple[Arrays, list[str] | None]:
     """A client's records, and whose each is where the schema says how to know."""
     if kind_of(file) != "npz":
-        table = read_table(file, schema.columns, schema.delimiter or delimiter_of(file))
+        table = read_by(file, schema.columns, schema)
         arrays = encode_table(table, schema, invalid)
         return _with_units(file, arrays, unit_ids(table, schema)[: len(arrays[0])], schema, invalid)
     stored = read_npz(file)
@@ -273,6 +237,15 @@ def _read_client(file: Path, schema: Schema, invalid: str) -> tuple[Arrays, list
     if schema.unit not in stored or stored[schema.unit].shape != (len(arrays[0]),):
         raise BadInput(f"{file} has no array {schema.unit!r} with an entry per record: data.schema.unit names it")
     return _with_units(file, arrays, [word(one) for one in stored[schema.unit].tolist()], schema, invalid)
+
+
+def read_npz(file: Path) -> dict[str, Any]:
+    """The arrays of an NPZ file, by name."""
+    try:
+        with np.load(file, allow_pickle=False) as content:
+            return {key: content[key] for key in content.files}
+    except Exception as error:  # NumPy and zipfile tell damage by whatever they stumble over
+        raise BadInput(f"{file} cannot be read as npz: {error}") from None
 
 
 def _with_units(
@@ -298,15 +271,6 @@ def _with_units(
     return (x[~nobody], y[~nobody], valid[~nobody]), [one for one, none in zip(ids, nobody) if not none]
 
 
-def read_npz(file: Path) -> dict[str, Any]:
-    """The arrays of an NPZ file, by name."""
-    try:
-        with np.load(file, allow_pickle=False) as content:
-            return {key: content[key] for key in content.files}
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
-        raise BadInput(f"{file} cannot be read as npz: {error}") from None
-
-
 def _together(
     name: str, names: Sequence[str], encoded: Sequence[Arrays], schema: Schema, source: dict[str, Any]
 ) -> Dataset:
@@ -330,78 +294,3 @@ def _together(
     return Dataset(
         name, x, y, schema.task, classes, valid, owners=owners, names=tuple(names), source=source, ranged=schema.ranged
     )
-
-
-def draft_schema(path: str | Path) -> str:
-    """TOML text for a study's ``[data.schema]``, from the first file of a folder (by name) or from one file.
-
-    It is accepted as a schema as it stands, and fits the file it was drafted from; its comments say what a person must
-    do.
-    """
-    file = client_files(Path(path))[0]
-    drafted = _of_arrays(file) if kind_of(file) == "npz" else _of_table(file)
-    return "\n".join([_HEADER.format(file=file.name), *drafted]) + "\n"
-
-
-def _of_arrays(file: Path) -> list[str]:
-    """The schema of an NPZ file: labels and the range of the entries."""
-    try:
-        with np.load(file, allow_pickle=False) as content:
-            x, y = np.asarray(content["x"], dtype=np.float64), content["y"]
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        raise BadInput(f"{file} cannot be read as npz with numeric x and y: {error}") from None
-    labels = np.unique(y).tolist()
-    return [
-        f"# x: {len(x)} records of shape {list(x.shape[1:])}",
-        *_task(labels, y if np.issubdtype(y.dtype, np.floating) else None),
-        f"values = {_range(x[np.isfinite(x)])}  # the range of the entries of x, scaled to 0 … 1",
-    ]
-
-
-def _of_table(file: Path) -> list[str]:
-    """The schema of a CSV or Parquet file: every column numeric where all its cells are numbers, else categorical."""
-    delimiter = delimiter_of(file)
-    columns = read_table(file, None, delimiter).columns
-    target = next((name for wanted in TARGETS for name in columns if name.lower() == wanted), [*columns][-1])
-    task, numeric, categorical, fill = [], [], [], []
-    for name, column in columns.items():
-        values, absent, wrong = numbers(column, MISSING)
-        there = values[~absent]
-        if name == target:
-            task = _task(_distinct(column), None if wrong.any() else there)
-        elif there.size and not wrong.any():
-            numeric.append(f"{toml_value(name)} = {_range(there)}")
-            if absent.any():
-                middle = float(np.mean([there.min(), there.max()]))
-                fill.append(f"{toml_value(name)} = {middle!r}  # stands in for missing cells: choose a public constant")
-        else:
-            found = _distinct(column)
-            told = f"{len(found)} distinct values, perhaps a name or an identifier" if found else "it has no values"
-            out = f"# {toml_value(name)} is left out: {told}"
-            categorical.append(f"{toml_value(name)} = {toml_value(found)}" if 0 < len(found) <= MOST_VALUES else out)
-    lines = [f"target = {toml_value(target)}  # a guess: is this what the model should predict?", *task]
-    if delimiter != ",":
-        lines.append(f"delimiter = {toml_value(delimiter)}")
-    lines.append('scale = "unit"  # numbers become 0 … 1; "signed" for −1 … 1')
-    lines += ["", "[data.schema.numeric]", *numeric, "", "[data.schema.categorical]", *categorical]
-    return [*lines, "", "[data.schema.fill]", *fill] if fill else lines
-
-
-def _task(labels: list[Any], values: Any) -> list[str]:
-    """Classification where the target has few values or is no number (``values`` is None), else regression."""
-    if values is None or len(labels) <= MOST_CLASSES:
-        return ['task = "classification"', f"classes = {toml_value(labels)}"]
-    return ['task = "regression"', f"range = {_range(values)}"]
-
-
-def _distinct(column: Any) -> list[str]:
-    """The distinct values of a column as text, missing ones left out, sorted."""
-    found = pc.unique(words(column)).to_pylist()
-    kept = [value for value in found if value is not None and value not in MISSING]
-    return sorted(kept, key=lambda value: (not value.lstrip("+-").isdigit(), len(value) * value.isdigit(), value))
-
-
-def _range(values: Any) -> str:
-    """[low, high] of the values, widened when they are all alike."""
-    low, high = float(np.min(values)), float(np.max(values))
-    return toml_value([low, high if low < high else low + 1.0])

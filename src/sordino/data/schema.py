@@ -3,7 +3,8 @@
 Nothing is learnt from records. A number v in a column declared [low, high] is clipped to that range and becomes
 u = (v − low)/(high − low), or with "log" u = ln(1 + v − low)/ln(1 + high − low); scale "unit" keeps u in [0, 1], scale
 "signed" gives 2u − 1 in [−1, 1]. A categorical column becomes one 0/1 column per declared value and one more, "other",
-for anything else. A class label becomes its place in the declared list; a regression target is scaled like a number.
+for anything else. A class label becomes its place in the declared list, or the answer to a declared question
+(``data.target``); a regression target is scaled like a number.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from sordino.data.target import Rule, grouped, split_target
 from sordino.data.units import UNIT_NAME, UNIT_RECORDS, check_unit_name, check_unit_records
 from sordino.errors import BadInput
 
@@ -24,9 +26,12 @@ MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "None")
 WHOLE = r"^([+-]?[0-9]+)\.0+$"
 """A whole number that is written with a point."""
 
+MOST_COLUMNS = 100_000
+"""The most columns that a file without a header is said to have."""
+
 _KEYS = {
     "target", "task", "classes", "range", "numeric", "categorical", "fill", "missing", "scale", "delimiter", "values",
-    "unit", "unit_records", "unit_name",
+    "unit", "unit_records", "unit_name", "header", "columns", "positive",
 }  # fmt: skip
 
 
@@ -63,14 +68,19 @@ class Schema:
     ----------
     target, task, classes, interval
         The target column; the labels in order (classification), or the target's range (regression).
+    rule
+        The question that makes two classes of the target, where classes are not its values themselves.
     numeric, categorical
         Declared ranges and declared values by column.
     fill
         The constant that stands in for a missing cell, by column.
     delimiter
-        What stands between the cells of a line; by default what the file's header has most of.
+        What stands between the cells of a line; by default what the file's header has most of, or a comma.
+    names
+        What the columns are called in files without a header, in order; empty: c1, c2, … as far as they are named.
+        None: a file's first line says it.
     missing
-        Words that mean "no value"; an empty cell and NaN always do.
+        Words and numbers that mean "no value"; an empty cell and NaN always do.
     values
         For NPZ files, the range of the entries of ``x``; None leaves them as they are.
     unit, unit_records, unit_name
@@ -89,6 +99,8 @@ class Schema:
     scale: str = "unit"
     delimiter: str | None = None
     values: Interval | None = None
+    rule: Rule | None = None
+    names: tuple[str, ...] | None = None
     unit: str | None = None
     unit_records: int = UNIT_RECORDS
     unit_name: str = UNIT_NAME
@@ -123,25 +135,70 @@ def parse_schema(raw: Mapping[str, Any]) -> Schema:
         raise BadInput(f"data.schema.task is {task!r}: use classification or regression")
     if scale not in ("unit", "signed"):
         raise BadInput(f"data.schema.scale is {scale!r}: use unit (0 to 1) or signed (−1 to 1)")
+    target, rule = _target(raw)
     schema = Schema(
-        target=str(raw.get("target", "y")),
+        target=target,
         task=task,
-        classes=_values(raw.get("classes"), "classes") if task == "classification" else None,
+        classes=_classes(raw, task, rule),
         interval=_interval(raw.get("range"), "range") if task == "regression" else None,
         numeric={str(c): _interval(v, f"numeric.{c}") for c, v in _table(raw, "numeric").items()},
         categorical={str(c): _values(v, f"categorical.{c}") for c, v in _table(raw, "categorical").items()},
         fill=_table(raw, "fill"),
-        missing=tuple(dict.fromkeys(("", *map(str, raw.get("missing", MISSING))))),
+        missing=missing_words(raw.get("missing", MISSING), "data.schema.missing"),
         scale=scale,
-        delimiter=str(raw["delimiter"]) if "delimiter" in raw else None,
         values=_interval(raw["values"], "values") if "values" in raw else None,
-        **_unit(raw),
+        rule=rule,
+        **_layout(raw),
+        **_unit(raw, target),
     )
     _check_roles(schema)
     return schema
 
 
-def _unit(raw: Mapping[str, Any]) -> dict[str, Any]:
+def _target(raw: Mapping[str, Any]) -> tuple[str, Rule | None]:
+    """The target's column, and the question that makes two classes of it."""
+    target, rule = split_target(raw)
+    if "positive" not in raw:
+        return target, None if rule is None else replace(rule, words=tuple(map(word, rule.words)))
+    if "classes" in raw:
+        raise BadInput("data.schema has classes and positive: keep positive (two classes), or list all classes")
+    if raw.get("task", "classification") != "classification":
+        raise BadInput("data.schema.positive makes two classes: use task = 'classification', or leave it out")
+    return target, grouped(_values(raw["positive"], "positive"))
+
+
+def _classes(raw: Mapping[str, Any], task: str, rule: Rule | None) -> tuple[str, ...] | None:
+    if task != "classification":
+        return None
+    return _values(raw.get("classes"), "classes") if rule is None else rule.names
+
+
+def _layout(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """How cells lie in a file: what stands between them, and what columns are called where no header says it.
+
+    The first line of a file without a header is a record, which must not decide how others are read.
+    """
+    header, delimiter, columns = raw.get("header", True), raw.get("delimiter"), raw.get("columns")
+    if not isinstance(header, bool):
+        raise BadInput(f"data.schema.header is {header!r}: it is true (the first line has the names) or false")
+    if header:
+        if columns is not None:
+            raise BadInput("data.schema.columns names the columns of files without a header: add header = false")
+        return {"delimiter": None if delimiter is None else str(delimiter)}
+    if isinstance(columns, int) and not isinstance(columns, bool) and 1 <= columns <= MOST_COLUMNS:
+        columns = [f"c{k + 1}" for k in range(columns)]
+    names = () if columns is None else tuple(str(name).strip() for name in _listed(columns, "columns"))
+    return {"delimiter": "," if delimiter is None else str(delimiter), "names": names}
+
+
+def missing_words(listed: Any, key: str) -> tuple[str, ...]:
+    """The declared words and numbers for "no value", as text to compare cells with; an empty cell is always one."""
+    if not isinstance(listed, Sequence) or isinstance(listed, str):
+        raise BadInput(f"{key} is {listed!r}: list the words that mean 'no value', such as ['?', '-9']")
+    return tuple(dict.fromkeys(("", *map(word, listed))))
+
+
+def _unit(raw: Mapping[str, Any], target: str) -> dict[str, Any]:
     """Which column says whose a record is, how many of a unit's records count, and what a unit is called."""
     column = raw.get("unit")
     if column is None:
@@ -151,7 +208,7 @@ def _unit(raw: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     if not isinstance(column, str) or not column:
         raise BadInput(f"data.schema.unit is {column!r}: it is the column that says whose a record is")
-    if column == str(raw.get("target", "y")):
+    if column == target:
         raise BadInput(f"data.schema.unit is {column!r}, which is the target: what is predicted is no unit's name")
     return {
         "unit": column,
@@ -191,6 +248,10 @@ def _check_roles(schema: Schema) -> None:
     for column in schema.columns:
         if schema.columns.count(column) > 1:
             raise BadInput(f"data.schema gives column {column!r} two roles: use one of numeric, categorical, target")
+    for column in schema.columns if schema.names else ():
+        if column not in (schema.names or ()):
+            known = ", ".join(schema.names or ())
+            raise BadInput(f"data.schema.columns has no {column!r}, which the schema reads: it has {known}")
     for column, value in schema.fill.items():
         told = f"data.schema.fill.{column} is {value!r}"
         if column in schema.numeric:
@@ -212,7 +273,10 @@ def _check_roles(schema: Schema) -> None:
 
 def is_finite(value: Any) -> bool:
     """Whether a declared value is a finite number, and no truth value."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    try:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:  # a whole number beyond all floats
+        return False
 
 
 def _table(raw: Mapping[str, Any], key: str) -> dict[str, Any]:
@@ -226,7 +290,8 @@ def _interval(value: Any, key: str) -> Interval:
     """[low, high] or [low, high, "log"]."""
     listed = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else []
     bounds, rest = listed[:2], listed[2:]
-    if len(bounds) < 2 or not all(map(is_finite, bounds)) or not bounds[0] < bounds[1] or rest not in ([], ["log"]):
+    numbers = len(bounds) == 2 and all(map(is_finite, bounds))
+    if not numbers or not 0 < float(bounds[1]) - float(bounds[0]) < math.inf or rest not in ([], ["log"]):
         raise BadInput(
             f"data.schema.{key} is {value!r}: declare a range [low, high] with low < high, or [low, high, 'log']"
         )
@@ -237,11 +302,16 @@ def _values(value: Any, key: str) -> tuple[str, ...]:
     """A list of distinct declared values; of classes, at least two, and a number k stands for 0, 1, …, k − 1."""
     if key == "classes" and isinstance(value, int) and not isinstance(value, bool):
         value = list(range(value))
-    if not isinstance(value, Sequence) or isinstance(value, str) or not value:
-        raise BadInput(f"data.schema.{key} is {value!r}: declare the list of values it can have")
-    declared = tuple(word(item) for item in value)
-    if len(set(declared)) != len(declared):
-        raise BadInput(f"data.schema.{key} declares a value twice: {value!r}")
+    declared = _listed([word(item) for item in _listed(value, key)], key)
     if key == "classes" and len(declared) < 2:
         raise BadInput(f"data.schema.classes is {value!r}: declare at least two labels")
     return declared
+
+
+def _listed(value: Any, key: str) -> tuple[Any, ...]:
+    """A list that is not empty, of distinct entries."""
+    if not isinstance(value, Sequence) or isinstance(value, str) or not value:
+        raise BadInput(f"data.schema.{key} is {value!r}: declare the list of values it can have")
+    if len(set(map(str, value))) != len(value):
+        raise BadInput(f"data.schema.{key} declares a value twice: {value!r}")
+    return tuple(value)

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from sordino.data.dataset import Dataset
-from sordino.data.encode import encode_table, positions, read_csv, unit_ids
+from sordino.data.encode import encode_table, positions, unit_ids
+from sordino.data.read import read_csv
 from sordino.data.schema import parse_schema, word
 from sordino.errors import BadInput
 

@@ -19,9 +19,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sordino.data.dataset import Dataset, client_names
-from sordino.data.encode import RawTable, encode_table, read_csv
+from sordino.data.encode import encode_table
 from sordino.data.own import load_folder
 from sordino.data.partitions import generator
+from sordino.data.read import RawTable, read_csv
 from sordino.data.schema import parse_schema
 from sordino.data.school import read_school
 from sordino.data.sites import read_sited, site_names
@@ -75,7 +76,7 @@ def load(name: str | Path, folder: str | Path | None = None, **options: Any) -> 
     Parameters
     ----------
     name
-        A name from ``SOURCES``, or a path to a folder with one CSV, Parquet or NPZ file per client (then with
+        A name from ``SOURCES``, or a path to a folder with one CSV, Excel, Parquet or NPZ file per client (then with
         ``schema=``, or a ``schema.toml`` in it, and optionally ``invalid="null"`` and ``also=``).
     folder
         Where the standard files are, as ``FOLDER/NAME/…``; by default ``$SORDINO_DATA``, else ``./data``.
@@ -215,7 +216,7 @@ def _csv_files(source: DataSource, folder: Path) -> list[Labelled]:
     pairs = []
     for name in source.files:
         skipped = 1 if name == "adult.test" else 0  # its first line is a remark
-        table = read_csv(folder / name, schema.columns, schema.delimiter or ",", source.columns, skipped)
+        table = read_csv(folder / name, schema.columns, schema.delimiter or ",", source.columns or None, skipped)
         target = pc.utf8_rtrim(table.columns[schema.target], ".")  # adult.test writes its labels with a full stop
         pairs.append(encode_table(replace(table, columns={**table.columns, schema.target: target}), schema)[:2])
     return pairs

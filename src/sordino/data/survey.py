@@ -12,6 +12,7 @@ Cells of a category column: each declared value, other, missing.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +24,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet
 
-from sordino.data.encode import RawTable, delimiter_of, numbers, read_table, words
-from sordino.data.schema import MISSING, is_finite, word
+from sordino.data.encode import numbers, words
+from sordino.data.read import RawTable, delimiter_of, read_table
+from sordino.data.schema import MISSING, Schema, is_finite, missing_words, word
 from sordino.errors import BadInput
 
 Places = npt.NDArray[np.int64]
@@ -211,8 +213,11 @@ def _alone(column: Column, held: Any, k: int, missing: Sequence[str]) -> int:
         return column.odd
 
 
-def read_raw(path: Path, survey: Survey) -> RawTable:
-    """The survey's columns of a CSV or Parquet file, as they are; those that it does not have are left out."""
+def read_raw(path: Path, survey: Survey, schema: Schema | None = None) -> RawTable:
+    """The survey's columns of a table, as they are; those that it does not have are left out.
+
+    Where there is a schema already it says how the file is laid out.
+    """
     wanted = [column.name for column in survey.columns]
     if path.name.lower().endswith(".parquet"):
         try:
@@ -220,9 +225,12 @@ def read_raw(path: Path, survey: Survey) -> RawTable:
         except (OSError, pa.ArrowException) as error:
             raise BadInput(f"{path} cannot be read as parquet: {str(error).splitlines()[0]}") from None
         return read_table(path, [name for name in wanted if name in there])
-    if not path.name.lower().endswith((".csv", ".csv.gz")):
-        raise BadInput(f"{path} is no table with named columns: a survey reads CSV and Parquet files")
-    table = read_table(path, None, delimiter_of(path))
+    if not path.name.lower().endswith((".csv", ".csv.gz", ".xlsx")):
+        raise BadInput(f"{path} is no table with named columns: a survey reads CSV, Excel and Parquet files")
+    delimiter, names = (None, None) if schema is None else (schema.delimiter, schema.names)
+    if names == ():
+        wanted = [name for name in wanted if re.fullmatch("c[1-9][0-9]*", name)]
+    table = read_table(path, wanted if names == () else None, delimiter or delimiter_of(path), names)
     kept = {name: held for name, held in table.columns.items() if name in wanted}
     return RawTable(table.where, kept, table.rows, table.broken)
 
@@ -235,10 +243,7 @@ def parse_survey(raw: Mapping[str, Any]) -> Survey:
         raise BadInput(
             "survey.columns is missing: declare what is asked, such as [survey.columns.age] with low = 0, high = 110"
         )
-    listed = raw.get("missing", MISSING)
-    if not isinstance(listed, Sequence) or isinstance(listed, str):
-        raise BadInput(f"survey.missing is {listed!r}: list the words that mean 'no value'")
-    missing = tuple(dict.fromkeys(("", *map(str, listed))))
+    missing = missing_words(raw.get("missing", MISSING), "survey.missing")
     parsed = tuple(_column(str(name), one, missing) for name, one in columns.items())
     if target is None:
         raise BadInput("survey.target is missing: name the column that the model is to predict")

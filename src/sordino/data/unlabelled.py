@@ -17,15 +17,13 @@ import pyarrow as pa
 from sordino.data.dataset import Features
 from sordino.data.encode import (
     Faults,
-    RawTable,
     array_features,
-    delimiter_of,
     fault_in_words,
     numbers,
-    read_table,
     table_features,
 )
 from sordino.data.own import SUFFIXES, kind_of, read_npz
+from sordino.data.read import RawTable, delimiter_of, read_table
 from sordino.data.schema import Schema
 from sordino.errors import BadInput
 
@@ -105,7 +103,7 @@ def _from_file(path: Path, schema: Schema) -> RawTable | Any:
     if kind is None or not path.is_file():
         raise BadInput(f"{path} is no file that can be read: give one whose name ends in {', '.join(SUFFIXES)}")
     if kind != "npz":
-        return read_table(path, None, schema.delimiter or delimiter_of(path))
+        return read_table(path, None, schema.delimiter or delimiter_of(path), schema.names)
     arrays = read_npz(path)
     if "x" not in arrays:
         raise BadInput(f"{path} holds {', '.join(arrays) or 'nothing'}: an NPZ file needs an array x")

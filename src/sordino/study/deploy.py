@@ -253,7 +253,8 @@ def unit_of(study: Study) -> str:
 
 
 def schema_hash(schema: Schema) -> str:
-    """What two sites compare to see that their columns mean the same. The delimiter of a file is its own affair."""
-    aside = {"delimiter"} | ({"unit", "unit_records", "unit_name"} if schema.unit is None else set())
+    """What two sites compare to see that their columns mean the same. How a file is laid out is its own affair."""
+    aside = {"delimiter", "names"} | ({"unit", "unit_records", "unit_name"} if schema.unit is None else set())
+    aside |= {"rule"} if schema.rule is None else set()
     body = {name: value for name, value in dataclasses.asdict(schema).items() if name not in aside}
     return hashlib.sha256(json.dumps(body, sort_keys=True, default=str).encode()).hexdigest()

@@ -19,8 +19,9 @@ from torch import Tensor
 
 from sordino.client.rows import Records
 from sordino.data.budgets import LARGE
-from sordino.data.encode import delimiter_of, read_table, unit_ids
-from sordino.data.own import kind_of, load_folder, read_words, schema_beside
+from sordino.data.encode import unit_ids
+from sordino.data.own import TABLES, kind_of, load_folder, read_words, schema_beside
+from sordino.data.read import delimiter_of, read_by, read_table
 from sordino.data.schema import Schema, parse_schema, word
 from sordino.data.survey import Places, Survey, places, read_raw
 from sordino.data.units import UNIT_NAME, kept, members, numbered
@@ -58,7 +59,7 @@ class SiteAbout(Section):
 
 
 class SiteData(Section):
-    """``[data]``: one CSV, Parquet or NPZ file, and the schema that says what its columns mean.
+    """``[data]``: one CSV, Excel, Parquet or NPZ file, and the schema that says what its columns mean.
 
     ``held_out``: the share of the records that training never sees, for evaluations and surveys; ``id``: the column
     that names a record. Without it records are known by their places, and the file may never change. ``unit``: the
@@ -232,7 +233,7 @@ class SiteFile(Section):
         """The number of every row's unit, as ``records`` counts them; −1 for rows that count for nobody."""
         asked = schema or Schema("", "classification", None, unit=self.data.unit)
         where = self.at(self.data.path)
-        ids = unit_ids(read_table(where, [str(asked.unit)], asked.delimiter or delimiter_of(where)), asked)
+        ids = unit_ids(read_by(where, [str(asked.unit)], asked), asked)
         found = np.full(len(ids), -1, dtype=np.int64)
         own = np.flatnonzero([one not in asked.missing for one in ids])
         numbers, names = numbered([ids[k] for k in own]), [ids[k] for k in own]
@@ -257,7 +258,7 @@ class SiteFile(Section):
         """Whether nothing says what the columns of this table mean: then it can be surveyed, and not trained on."""
         where = self.at(self.data.path)
         described = self.data.table_schema is not None or (where.parent / "schema.toml").exists()
-        return not described and where.is_file() and kind_of(where) in ("csv", "csv.gz", "parquet")
+        return not described and where.is_file() and kind_of(where) in TABLES
 
     @contextmanager
     def open(self, source: Source | None = None) -> Iterator[Site]:
@@ -301,7 +302,8 @@ class SiteFile(Section):
         if levels is None or column is None:
             return None
         if self._blank:
-            consent, table = Consent.of_words(read_words(where, column), levels, "budget.levels"), self._blank_units()
+            bare, table = Schema("", "classification", None), self._blank_units()
+            consent = Consent.of_words(read_words(where, column, bare), levels, "budget.levels")
             return consent if table is None else consent.of_units(table.numpy())
         raw = self.data.table_schema or schema_beside(where)
         dataset = load_folder(where, raw, "null", [column])
@@ -314,7 +316,7 @@ class SiteFile(Section):
         ids = self._ids() if living else []
 
         def read(survey: Survey) -> tuple[Places, NDArray[np.int64] | None]:
-            table = read_raw(where, survey)
+            table = read_raw(where, survey, self._schema)
             if living and self._ids() != ids:
                 raise SordinoError(f"{where} holds other people's records than when this site started: start it again")
             if self._unit_column is None:
@@ -365,13 +367,13 @@ class SiteFile(Section):
         """The same as the file spells them. Records without an id of their own count as one's."""
         column, where = str(self._column), self.at(self.data.path)
         if self._unit_column is None:
-            delimiter = str((self.data.table_schema or {}).get("delimiter", delimiter_of(where)))
-            return [f"id {one}" for one in read_table(where, [column], delimiter).columns[column].to_pylist()]
+            table = read_by(where, [column], self._schema or Schema("", "classification", None))
+            return [f"id {one}" for one in table.columns[column].to_pylist()]
         schema = self._schema or Schema("", "classification", None, unit=column)
         if kind_of(where) == "npz":
             ids = [word(one) for one in np.load(where, allow_pickle=False)[column].tolist()]
         else:
-            ids = unit_ids(read_table(where, [column], schema.delimiter or delimiter_of(where)), schema)
+            ids = unit_ids(read_by(where, [column], schema), schema)
         return [f"id {one}" for one in dict.fromkeys(ids) if one not in schema.missing]
 
     def rebind(self, reason: str, officer: str) -> str:

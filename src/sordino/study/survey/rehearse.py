@@ -13,9 +13,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sordino.data.encode import RawTable, delimiter_of, read_table, unit_ids
+from sordino.data.encode import unit_ids
 from sordino.data.own import client_files, stem_of
-from sordino.data.schema import Schema
+from sordino.data.read import RawTable, delimiter_of, read_table
+from sordino.data.schema import Schema, parse_schema
 from sordino.data.survey import Survey, flat_places, read_raw
 from sordino.data.units import UNIT_NAME, numbered
 from sordino.errors import BadInput
@@ -61,7 +62,8 @@ class HeldOut:
 def prepare(study: Study) -> tuple[SurveyPlan, dict[str, RawTable], dict[str, HeldOut]]:
     """The plan of a rehearsal, its files, and which of their records are held out. Sizes are public."""
     survey, files = study.survey.asked(), at_hand(study)
-    tables = {name: read_raw(file, survey) for name, file in files.items()}
+    schema = None if study.data.table_schema is None else parse_schema(study.data.table_schema)
+    tables = {name: read_raw(file, survey, schema) for name, file in files.items()}
     held = {name: _held(study, name, file, tables[name].rows) for name, file in files.items()}
     budgets = budgets_of(study, list(files), True)
     if study.survey.unit is not None:
