@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 import runpy
@@ -155,6 +156,20 @@ def test_four_hospitals_from_raw_files_to_a_model_with_commands_alone(in_folder,
         assert found.sizes.tolist() == counts
         assert found.valid.all()
     assert found.y.tolist() == [int(row[-1] != "0") for k in range(4) for row in example["rows"](k)]
+    fresh = example["rows"](3)[:25]
+    for name, lines in (("with", fresh), ("without", [row[:-1] for row in fresh])):  # the target is not read anyway
+        (tmp_path / f"{name}.csv").write_text("\n".join(",".join(row) for row in lines) + "\n")
+    answers = []
+    for name in ("with", "without"):
+        code, out, err = in_folder("predict", "run-drafted", f"{name}.csv", "--csv")
+        assert code == 0, err
+        answers.append([(one["row"], one["prediction"], one["reason"]) for one in csv.DictReader(out.splitlines())])
+    assert answers[0] == answers[1]
+    assert len(answers[0]) == 25
+    assert {reason for _, _, reason in answers[0]} == {""}
+    code, card, err = in_folder("card", "run-drafted")
+    assert code == 0, err
+    assert all(one in card for one in ("cleveland", "hungary", "long-beach", "zurich", "ε"))
 
 
 def test_a_site_with_a_raw_excel_file_declares_all_of_its_rows_and_is_surveyed(tmp_path):

@@ -103,7 +103,13 @@ def _from_file(path: Path, schema: Schema) -> RawTable | Any:
     if kind is None or not path.is_file():
         raise BadInput(f"{path} is no file that can be read: give one whose name ends in {', '.join(SUFFIXES)}")
     if kind != "npz":
-        return read_table(path, None, schema.delimiter or delimiter_of(path), schema.names)
+        delimiter = schema.delimiter or delimiter_of(path)
+        table = read_table(path, None, delimiter, schema.names)
+        if not schema.names or len(table.broken) < table.rows:
+            return table
+        # No header says which columns are there: lines that are a cell short lack the target.
+        short = read_table(path, None, delimiter, [name for name in schema.names if name != schema.target])
+        return short if len(short.broken) < short.rows else table
     arrays = read_npz(path)
     if "x" not in arrays:
         raise BadInput(f"{path} holds {', '.join(arrays) or 'nothing'}: an NPZ file needs an array x")
