@@ -367,6 +367,7 @@ def audit(
     names: Annotated[list[str] | None, typer.Argument(help="Methods. Default: every private one.")] = None,
     epsilon: Annotated[float, typer.Option(help="The budget to audit at.")] = 2.0,
     canaries: Annotated[int, typer.Option(help="How many canaries.")] = 100_000,
+    unit_records: Annotated[int, typer.Option(help="Records of a canary: above 1 it is a person.")] = 1,
     as_json: AsJson = False,
     as_csv: AsCsv = False,
 ) -> None:
@@ -377,14 +378,16 @@ def audit(
     from sordino.study.audit import Trial, audit_method
 
     apart, rows = for_programs(as_json, as_csv), []
-    title = f"{canaries:,} canaries, bounds true with 99 % confidence each"
+    of = "" if unit_records == 1 else f" of {unit_records} records"
+    title = f"{canaries:,} canaries{of}, bounds true with 99 % confidence each"
     columns = ("method", "sampling", "claimed ε", "one-run", "Gaussian", "verdict")
     table = Sheet(columns, left=("sampling",), title=title, notes=[f"noise per site: claims hold {EVERYBODY}"])
     with err_console.status("auditing") as status:
         for name in names or [n for n in all_names() if get(n).private]:
             for rate in (1.0, 0.1):
                 status.update(f"auditing {name} at rate {rate:g}")
-                found = audit_method(name, Trial(epsilon=epsilon, rate=rate, canaries=canaries))
+                trial = Trial(epsilon=epsilon, rate=rate, canaries=canaries, unit_records=unit_records)
+                found = audit_method(name, trial)
                 bounds = {"claimed": found.claimed, "one_run": found.one_run, "gaussian": found.gaussian}
                 rows.append({"method": name, "sampling": "poisson", "rate": rate, **bounds, "passed": found.passed})
                 verdict = Text("holds", "green") if found.passed else Text("BROKEN", "bold red")
