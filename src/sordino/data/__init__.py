@@ -7,8 +7,9 @@
 
 from sordino.data.budgets import DISTRIBUTIONS
 from sordino.data.dataset import OPTIONS as PARTITIONS
-from sordino.data.dataset import Dataset, Federation
+from sordino.data.dataset import Dataset
 from sordino.data.draft import draft_schema
+from sordino.data.federation import Federation
 from sordino.data.fetch import available, get
 from sordino.data.own import from_arrays, from_datasets, from_folder
 from sordino.data.sources import SOURCES, load

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sordino.data.dataset import Features, Targets
+from sordino.data.federation import Features, Targets
 from sordino.data.read import EMPTY, RawTable
 from sordino.data.schema import WHOLE, Interval, Schema, word
 from sordino.data.target import COMPARISONS, Rule

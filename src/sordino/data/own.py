@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from sordino.data.dataset import Dataset, Federation, client_names
+from sordino.data.dataset import Dataset, client_names
 from sordino.data.encode import Arrays, check_invalid, encode_arrays, encode_table, unit_ids, words
+from sordino.data.federation import Federation
 from sordino.data.read import read_by
 from sordino.data.schema import Schema, array_schema, parse_schema, plain_schema, word
 from sordino.errors import BadInput

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from sordino.data.dataset import Features
 from sordino.data.encode import (
     Faults,
     array_features,
@@ -22,6 +21,7 @@ from sordino.data.encode import (
     numbers,
     table_features,
 )
+from sordino.data.federation import Features
 from sordino.data.own import SUFFIXES, kind_of, read_npz
 from sordino.data.read import RawTable, delimiter_of, read_table
 from sordino.data.schema import Schema

@@ -21,8 +21,9 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 from torch import nn
 
 from sordino import methods
-from sordino.data.dataset import Dataset, plain
+from sordino.data.dataset import Dataset
 from sordino.data.encode import encode_arrays
+from sordino.data.federation import plain
 from sordino.data.schema import Schema, known_schema, word
 from sordino.data.unlabelled import read_unlabelled
 from sordino.errors import BadInput
