@@ -103,12 +103,16 @@ def plan(
     set_: Settings = [],  # noqa: B006
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     html: Annotated[Path | None, typer.Option(help="Write a page with a trade-off explorer.")] = None,
+    bandwidth: Annotated[
+        float, typer.Option(help="Megabits a second between a site and the server, for the hours of a deployed run.")
+    ] = 10.0,
 ) -> None:
     """Say what a study would do, without touching records: noise, cost and warnings per client."""
     from sordino.study.file import read_study
     from sordino.study.result import to_json
     from sordino.study.run import plan as make
     from sordino.study.sweep import points
+    from sordino.study.traffic import describe_traffic
     from sordino.study.tune import in_words, search
 
     read = read_study(study, set_)
@@ -117,6 +121,7 @@ def plan(
     for name in read.compare.methods:
         read.chosen_method(name)
     view = replace(make(read.federation(), method=read.chosen_method(), **read.arguments()), tuning=cost)
+    view = replace(view, deployment=describe_traffic(read, view.plan, bandwidth))
     if as_json:
         typer.echo(to_json(view.to_dict(), indent=1))
     elif not html:

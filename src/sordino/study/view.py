@@ -25,6 +25,7 @@ from sordino.privacy.types import RECORD
 from sordino.study.choice import describe_choice, last_turns
 from sordino.study.evaluated import describe_evaluation, evaluation_warnings, render_evaluation
 from sordino.study.sharing import describe_sharing, if_shared, render_sharing, warnings_of
+from sordino.study.traffic import render_traffic
 
 SHADES = ".:-=+*#%@"
 SHOWN = 30
@@ -68,6 +69,8 @@ class PlanView:
     seed: int = 0
     tuning: dict[str, Any] | None = None
     """What it costs to try several settings (``[tune]``), as ``Search.describe`` tells it; None where one is tried."""
+    deployment: dict[str, Any] | None = None
+    """Bytes and hours of a deployed run, as ``describe_traffic`` tells it; None where the study names no sites."""
 
     @cached_property
     def clients(self) -> list[dict[str, Any]]:
@@ -204,6 +207,7 @@ class PlanView:
             "if_shared": self.if_shared,
             "evaluation": self.evaluation,
             "tuning": self.tuning,
+            "deployment": self.deployment,
             "gradients": self.gradients,
             "layers": [layer._asdict() for layer in self.layers],
             "selection": self.selection,
@@ -250,6 +254,7 @@ class PlanView:
             )
         yield from _choice(plan, self.selection) if self.selection else ()
         yield from render_evaluation(self.evaluation, SHOWN) if self.evaluation else ()
+        yield from render_traffic(self.deployment, SHOWN) if self.deployment else ()
         yield f"gradient engine: {self.engine}"
         for warning in self.warnings[:12]:
             yield f"[yellow]warning[/yellow] {warning}"
