@@ -118,11 +118,15 @@ def plan(
     as_json: AsJson = False,
     as_csv: AsCsv = False,
     html: Annotated[Path | None, typer.Option(help="Write a page with a trade-off explorer.")] = None,
+    bandwidth: Annotated[
+        float, typer.Option(help="Megabits a second between a site and the server, for the hours of a deployed run.")
+    ] = 10.0,
 ) -> None:
     """Say what a study would do, without touching records: noise, cost and warnings per client."""
     from sordino.study.file import read_study
     from sordino.study.run import plan as make
     from sordino.study.sweep import points
+    from sordino.study.traffic import describe_traffic
     from sordino.study.tune import in_words, search
 
     apart = for_programs(as_json, as_csv)
@@ -132,6 +136,7 @@ def plan(
     for name in read.compare.methods:
         read.chosen_method(name)
     view = replace(make(read.federation(), method=read.chosen_method(), **read.arguments()), tuning=cost)
+    view = replace(view, deployment=describe_traffic(read, view.plan, bandwidth))
     if apart:
         tell(as_csv, view.to_dict(), view.clients)
     elif not html:

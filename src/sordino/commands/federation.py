@@ -111,17 +111,50 @@ def join(
     site: Annotated[Path, typer.Argument(help="The site's file (SITE.toml).", show_default=False)],
     wait: Annotated[float, typer.Option(min=1, help="Seconds to wait for the server's first answer.")] = 3600.0,
     insecure: Insecure = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Only look whether it could: nothing is written, charged or asked.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="With --check: print JSON.")] = False,
 ) -> None:
     """Take part as a site: the budget, the ledger and the records stay here, and this site's limits decide."""
     from sordino.cli import err_console
     from sordino.study.join import join as take_part
 
+    if as_json and not check:
+        raise BadInput("--json goes with --check: a site that takes part prints no table")
     begin(err_console, insecure)
+    if check:
+        _check(site, insecure, as_json)
+        return
     try:
         take_part(site, insecure=insecure, wait=wait)
     except KeyboardInterrupt:
         err_console.print("left the federation; what was charged stays charged, and the same command joins again")
         sys.exit(130)
+
+
+def _check(site: Path, insecure: bool, as_json: bool) -> None:
+    """Print what a look at everything that a site needs found; exit code 2 where something would keep it away."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from sordino.cli import out_console
+    from sordino.study.result import to_json
+    from sordino.study.site_check import FAILED, check_site, passed, plain
+
+    found = check_site(site, insecure)
+    if as_json:
+        typer.echo(to_json(plain(found), indent=1))
+    else:
+        table = Table(box=None, show_header=False, pad_edge=False)
+        for one in found:
+            colour = {"ok": "green", FAILED: "bold red"}.get(one.state, "dim")
+            table.add_row(f"[{colour}]{one.state}[/{colour}]", one.check, Text(one.found))
+            if one.remedy is not None:
+                table.add_row("", "", Text(f"what to do: {one.remedy}", style="yellow"))
+        out_console.print(table)
+    if not passed(found):
+        raise typer.Exit(BadInput.exit_code)
 
 
 def status(

@@ -120,6 +120,15 @@ class Ledger(Rolls):
                     }
                     draft.add("account", body, client=client)
 
+    def check_account(self, client: str, budget: Budget, composition: str | None = None) -> None:
+        """Refuse to go on with a site's account under other terms than it was opened with; writes nothing.
+
+        An account that is not there yet would be opened under these.
+        """
+        known = self._book().accounts.get(client)
+        if known is not None and not _restated(known, budget):
+            _check_same(known, budget, "pld", False, composition)
+
     def declare(self, plans: Sequence[LedgerPlan], run_epsilon: float | None = None) -> dict[str, int]:
         """Declare plans, one per client, in one transaction; returns how many turns each client can pay in full.
 

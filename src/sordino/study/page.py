@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -14,7 +15,7 @@ from sordino.errors import BadInput, SordinoError
 from sordino.study.judged import judged_lines
 from sordino.study.result import complete, from_json, read_result, to_json
 from sordino.study.serve import read_rounds
-from sordino.study.status import COLUMNS, _cells, _refusals, _shown, headline, line_of, look
+from sordino.study.status import COLUMNS, _cells, _refusals, _shown, headline, line_of, look, trouble
 
 EVERY = 5  # seconds after which the live page loads itself again
 
@@ -28,6 +29,15 @@ EMPTY = (
 """The report on a run that has not finished a round."""
 
 
+class _Server(ThreadingHTTPServer):
+    """A server that has nothing to say about browsers which close their connection, or never end a request."""
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Leave out what a browser does every day; everything else is an error of ours, and is shown."""
+        if not isinstance(sys.exception(), (ConnectionError, TimeoutError)):
+            super().handle_error(request, client_address)
+
+
 class Page:
     """Serves the live page of a run on a port of 127.0.0.1 while it is open; nothing at all where ``port`` is None."""
 
@@ -36,7 +46,7 @@ class Page:
         if port is None:
             return
         try:
-            self.server = ThreadingHTTPServer(("127.0.0.1", port), _handler(folder))
+            self.server = _Server(("127.0.0.1", port), _handler(folder))
         except OSError as error:
             raise BadInput(f"--page {port}: {error.strerror}; choose another port") from None
         console.print(f"live page: http://127.0.0.1:{self.server.server_address[1]}/", highlight=False)
@@ -86,6 +96,7 @@ def page(folder: Path) -> str:
     seen, template = look(folder), Path(__file__).parent / "report" / "live.html"
     live = Template(template.read_text(), autoescape=True).render(
         headline=headline(seen),
+        trouble=trouble(seen),
         columns=COLUMNS,
         sites=[_cells(one) for one in seen["sites"]],
         shown=_shown,

@@ -19,6 +19,7 @@ from sordino.study.conduct import conduct, set_up
 from sordino.study.file import Study
 from sordino.study.finished import ask_sites
 from sordino.study.folder import EVALUATED, SURVEYED, TUNED
+from sordino.study.heartbeat import Heart
 from sordino.study.prepared import Run
 from sordino.study.survey.conduct import ask_survey
 from sordino.study.survey.result import SURVEY
@@ -100,8 +101,7 @@ def serve(
     ``judged``: a finished run, whose model is to be judged and nothing trained.
     """
     set_up(folder, study, resume, None if keys is None else keys.folder, judged=judged)
-    with _alone(folder, "serve", 5.0), Link(folder, host, port, keys) as link:
-        return run_on(link, folder, watch)
+    return _served(folder, keys, host, port, watch)
 
 
 def serve_survey(
@@ -109,8 +109,7 @@ def serve_survey(
 ) -> dict[str, Any]:
     """Survey real sites; returns what survey.json says."""
     set_up(folder, study, resume, None if keys is None else keys.folder, SURVEYED)
-    with _alone(folder, "serve", 5.0), Link(folder, host, port, keys) as link:
-        return run_on(link, folder)
+    return _served(folder, keys, host, port, lambda record: None)
 
 
 def serve_tune(
@@ -125,16 +124,27 @@ def serve_tune(
     """Try the settings of a study's ``[tune]`` with real sites; returns what result.json says."""
     check_search(study)
     set_up(folder, study, resume, None if keys is None else keys.folder, TUNED)
-    with _alone(folder, "serve", 5.0), Link(folder, host, port, keys) as link:
-        return run_on(link, folder, watch)
+    return _served(folder, keys, host, port, watch)
 
 
-def run_on(link: Link, folder: Path, watch: Watch = lambda record: None) -> dict[str, Any]:
-    """Have a SuperLink's coordinator do the run in ``folder``; starts it again where it dies. Returns the result."""
+def _served(folder: Path, keys: Keys | None, host: str, port: int, watch: Watch) -> dict[str, Any]:
+    """Do the run in ``folder`` with a SuperLink of its own, alone, and give signs of life meanwhile."""
+    with _alone(folder, "serve", 5.0), Heart(folder) as heart, Link(folder, host, port, keys) as link:
+        return run_on(link, folder, watch, heart.beat)
+
+
+def run_on(
+    link: Link, folder: Path, watch: Watch = lambda record: None, beat: Callable[[], None] = lambda: None
+) -> dict[str, Any]:
+    """Have a SuperLink's coordinator do the run in ``folder``; starts it again where it dies. Returns the result.
+
+    ``beat`` is called all the while.
+    """
     starts, shown, due = 0, 0, 0.0  # due: when a coordinator that is not there has to be started
     kind = json.loads((folder / "serve.json").read_text()).get("kind")
     ended, failed = folder / DONE.get(kind, "result.json"), folder / "failed.json"
     while not ended.exists():
+        beat()
         if failed.exists():
             said = json.loads(failed.read_text())
             error = SordinoError(str(said["reason"]))

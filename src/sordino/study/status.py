@@ -15,7 +15,8 @@ from sordino.errors import BadInput
 from sordino.privacy.trust import SHARED, Against
 from sordino.study.against import trust_lines
 from sordino.study.judged import judged_line, judged_lines
-from sordino.study.serve import is_locked, read_rounds
+from sordino.study.outage import state_of, trouble_of
+from sordino.study.serve import read_rounds
 from sordino.study.show import Sheet
 
 COLUMNS = {
@@ -44,16 +45,15 @@ def look(folder: Path) -> dict[str, Any]:
     surveyed = (folder / "survey.json").exists()
     if result or judged or surveyed or failed:
         state = "finished" if result or judged or surveyed else "failed"
-    elif is_locked(folder, "coordinator"):
-        state = "running"
     else:
-        state = "starting" if is_locked(folder, "serve") else "interrupted"
+        state = state_of(folder)
     return {
         "name": study.get("study", {}).get("name", "study"),
         "method": study.get("method", {}).get("name", "dp-fedavg"),
         "run": about["run"],
         "state": state,
         "why": failed.get("reason"),
+        "trouble": trouble_of(folder, state, about.get("kind")),
         "round": history[-1]["round"] if history else 0,
         "rounds": study.get("study", {}).get("rounds", 40),
         "now": now or None,
@@ -134,7 +134,13 @@ def table(seen: dict[str, Any]) -> Group:
         found.add_row(*(_shown(value) for value in _cells(one).values()))
     told = [Text(line) for line in (*judged_lines(seen["evaluation"]), *seen["trust"])]
     told += [Text(line, style="yellow") for line in _refusals(seen)]
-    return Group(Text(headline(seen), style="bold"), found, *told)
+    return Group(Text(headline(seen), style="bold"), *(Text(line, style="red") for line in trouble(seen)), found, *told)
+
+
+def trouble(seen: dict[str, Any]) -> list[str]:
+    """What is wrong with the server and what to do about it, a line each; nothing where all is well."""
+    found = seen["trouble"]
+    return [] if found is None else [str(found["what"]), f"what to do: {found['remedy']}"]
 
 
 def _cells(site: dict[str, Any]) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from sordino.study.evaluated import describe_evaluation, evaluation_warnings, re
 from sordino.study.levels import levels_table, levels_warnings, planned_levels
 from sordino.study.sharing import describe_sharing, if_shared, render_sharing, warnings_of
 from sordino.study.show import Sheet, told
+from sordino.study.traffic import render_traffic
 
 SHADES = ".:-=+*#%@"
 SHOWN = 30
@@ -73,6 +74,8 @@ class PlanView:
     seed: int = 0
     tuning: dict[str, Any] | None = None
     """What it costs to try several settings (``[tune]``), as ``Search.describe`` tells it; None where one is tried."""
+    deployment: dict[str, Any] | None = None
+    """Bytes and hours of a deployed run, as ``describe_traffic`` tells it; None where the study names no sites."""
 
     @cached_property
     def clients(self) -> list[dict[str, Any]]:
@@ -222,6 +225,7 @@ class PlanView:
             "if_shared": self.if_shared,
             "evaluation": self.evaluation,
             "tuning": self.tuning,
+            "deployment": self.deployment,
             "gradients": self.gradients,
             "layers": [layer._asdict() for layer in self.layers],
             "selection": self.selection,
@@ -270,6 +274,7 @@ class PlanView:
             )
         yield from _choice(plan, self.selection) if self.selection else ()
         yield from render_evaluation(self.evaluation, shown) if self.evaluation else ()
+        yield from render_traffic(self.deployment, shown) if self.deployment else ()
         yield f"gradient engine: {self.engine}"
         for warning in self.warnings[:12]:
             yield told(warning, "yellow", "warning")

@@ -5,17 +5,17 @@ from __future__ import annotations
 import contextlib
 import re
 import secrets
-import socket
-import ssl
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from sordino.engine.federation.certificates import write_secret
 from sordino.engine.federation.processes import Child, command, environment, free_port
 from sordino.engine.federation.worker import Worker
-from sordino.errors import BadInput, SordinoError
+from sordino.errors import BadInput
+
+LOG = "supernode.log"
+"""What a SuperNode says, in the folder of its site."""
 
 
 @dataclass(frozen=True)
@@ -40,39 +40,6 @@ class Address:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-def meet(address: Address, seconds: float) -> None:
-    """Wait until the server answers, and check its certificate before anything else is said.
-
-    Raises an error that says what is wrong with the certificate, or that nobody answered in time.
-    """
-    until = time.monotonic() + seconds
-    while True:
-        try:
-            with socket.create_connection((address.host, address.port), timeout=5.0) as line:
-                if address.authority is not None:
-                    _check_certificate(address, line)
-                return
-        except ssl.SSLCertVerificationError as error:
-            raise SordinoError(
-                f"the server at {address} is not trusted: {error.verify_message}; "
-                f"{address.authority} must be the authority that signed its certificate, for this address, and in force"
-            ) from None
-        except ssl.SSLError as error:
-            raise SordinoError(f"the server at {address} does not speak TLS properly: {error.reason}") from None
-        except OSError as error:
-            if time.monotonic() >= until:
-                raise SordinoError(f"nobody answers at {address} after {seconds:g} s: {error}") from None
-            time.sleep(0.5)
-
-
-def _check_certificate(address: Address, line: socket.socket) -> None:
-    try:
-        context = ssl.create_default_context(cafile=str(address.authority))
-    except (OSError, ssl.SSLError) as error:
-        raise BadInput(f"keys.authority: {address.authority} is no certificate ({error})") from None
-    context.wrap_socket(line, server_hostname=address.host).close()
-
-
 class Node:
     """A SuperNode process for one site, and the worker that takes its tasks."""
 
@@ -91,7 +58,7 @@ class Node:
         else:
             arguments += ["--root-certificates", str(address.authority)]
             arguments += ["--auth-supernode-private-key", str(address.private)]
-        log = folder / "supernode.log"
+        log = folder / LOG
         self._read = log.stat().st_size if log.exists() else 0
         self.worker = Worker(port, secret)
         self.child = Child(arguments, environment(home), log)
