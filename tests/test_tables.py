@@ -282,7 +282,13 @@ def test_a_sheet_that_does_not_fit_is_a_list_and_one_that_does_is_a_table():
 def test_a_half_is_never_a_zero_and_dots():
     seen = {"site": "x" * 40, "records": 10**9, "epsilon": 0.5, "delta": 1e-5, "payable": 40, "answered": 3}
     site = {**seen, "missed": 0, "last_seen": 3, "spent_epsilon": 0.4999, "refused": [], "enrolled": True}
-    about = dict.fromkeys(("name", "method", "state"), "s") | {"round": 1, "rounds": 2, "waiting": None, "why": None}
+    about = dict.fromkeys(("name", "method", "state"), "s") | {
+        "round": 1,
+        "rounds": 2,
+        "waiting": None,
+        "why": None,
+        "trouble": None,
+    }
     told = table({**about, "sites": [site], "evaluation": [], "trust": []})
     for width in (40, 60, 80, 200):
         text = printed(told, width)
