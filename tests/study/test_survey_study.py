@@ -103,7 +103,7 @@ def test_the_draft_is_a_study_with_a_schema_that_fits(surveyed):
     assert set(schema.numeric) == set(schema.fill) == set(NUMBERS)
     assert schema.categorical["ward"] == ("a", "b", "c")  # nowhere cannot be told from 0
     low, high = schema.numeric["radius"].low, schema.numeric["radius"].high
-    assert 0 <= low < 13 < high < 50
+    assert 0 <= low < 13 < high <= 50
     assert drafted["budgets"]["epsilon"] == SITES
     assert drafted["deployment"]["sites"] == list(SITES)
     assert "survey" not in drafted
