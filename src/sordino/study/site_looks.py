@@ -212,7 +212,7 @@ def _left(ledger: Ledger, accounts: list[str]) -> str:
         if left <= NEARLY * whole:
             raise Fault(
                 f"ε {spent[one]:.4g} of {whole:g} is spent ({whose}): nothing is left",
-                "its officer may raise the budget, on record: Ledger(path).top_up(…)",
+                "its officer may raise the budget, on record: sordino ledger top-up",
             )
         open_plans = sum(standing.open for standing in ledger.standings(one))
         more = f", of which {open_plans} declared run(s) may still use a part" if open_plans else ""
