@@ -15,7 +15,7 @@ FACTS = {
     wire.FACTS: {
         *("name", "records", "held", "epsilon", "delta", "adjacency", "key"),
         *("releases", "spent_epsilon", "run_epsilon", "replace_one_epsilon", "own_epsilon"),
-        *("against", "not_private", "composition", "training_epsilon", "held_epsilon"),
+        *("against", "not_private", "composition", "training_epsilon", "held_epsilon", "attack"),
     },
     wire.ACCEPTED: {"payable", "evaluations"},
     wire.ANSWER: {"round", "copy", "descriptor"},

@@ -21,7 +21,8 @@ from sordino.errors import BadInput
 from sordino.study import traffic
 from sordino.study.deploy import prepare
 from sordino.study.file import make_study
-from sordino.study.traffic import PACE, REPLY, describe_traffic, render_traffic, size
+from sordino.study.traffic import REPLY, describe_traffic
+from sordino.study.traffic_told import PACE, render_traffic, size
 
 STEPS = {"steps": 1, "rate": 0.2, "lr": 0.5}
 EXAMPLE = Path(__file__).parents[2] / "examples" / "deploy" / "study.toml"

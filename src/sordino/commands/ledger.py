@@ -25,6 +25,7 @@ def show(
     as_csv: AsCsv = False,
 ) -> None:
     """Print each client's statement in plain words, or write a page for whoever answers for it."""
+    from sordino.privacy.groups import is_account_of
     from sordino.privacy.statement import export as told
     from sordino.privacy.statement import statement, statement_text
     from sordino.study.show import to_csv
@@ -38,7 +39,8 @@ def show(
         if html is not None:
             from sordino.study.report.officer import write_officer
 
-            typer.echo(f"page: {write_officer(book, html, own)}")
+            shown = [name for name in names if client is None or is_account_of(name, client)]
+            typer.echo(f"page: {write_officer(book, html, shown)}")
             return
         if apart:
             found = told(book, own)["statements"]

@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from rich.console import RenderResult
 from torch import Tensor
 
 from sordino import models
@@ -36,11 +35,7 @@ from sordino.server.broadcast import Check, Frame
 from sordino.server.facts import ServerState
 from sordino.study.deploy import Served, prepare
 from sordino.study.file import Study
-from sordino.study.heartbeat import span
-
-PACE = 4.0
-"""Seconds that an exchange takes beside computing and sending: Flower's polling. Two to four were measured with four
-sites on one machine."""
+from sordino.study.traffic_told import PACE
 
 BANDWIDTH = 10.0
 """Megabits a second between a site and the server, each way, where nobody says."""
@@ -180,31 +175,3 @@ def _timed(work: Callable[[], object]) -> float:
         work()
         times.append(time.perf_counter() - began)
     return min(times)
-
-
-def render_traffic(found: dict[str, Any], shown: int) -> RenderResult:
-    """What a plan says of it in a terminal."""
-    if "refused" in found:
-        yield f"[yellow]cannot be deployed[/yellow]: {found['refused']}"
-        return
-    yield (
-        f"[bold]deployed[/bold]: {size(found['down'])} to the sites and {size(found['up'])} back, in all; "
-        f"a turn {size(found['sites'][0]['turn_down'])} down and {size(found['sites'][0]['turn_up'])} up"
-    )
-    if len({(row["down"], row["up"]) for row in found["sites"]}) > 1:
-        listed = [f"{row['client']} {size(row['down'])}/{size(row['up'])}" for row in found["sites"][:shown]]
-        yield "  down/up by site: " + ", ".join(listed) + (", …" if len(found["sites"]) > shown else "")
-    parts = ", ".join(f"{name} {span(seconds)}" for name, seconds in found["seconds"].items())
-    yield (
-        f"  about {span(3600 * found['hours'])}, an estimate: {parts}; {found['exchanges']} exchanges of {PACE:g} s, "
-        f"{found['bandwidth']:g} Mbit/s, and sites that compute as fast as this machine; TLS, lost sites and waiting "
-        "for those who come late are not in it"
-    )
-
-
-def size(count: float) -> str:
-    """A number of bytes in words: 980 B, 12 kB, 3.4 MB."""
-    for unit, word in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if count >= unit:
-            return f"{count / unit:.1f} {word}" if count < 10 * unit else f"{count / unit:.0f} {word}"
-    return f"{count:.0f} B"

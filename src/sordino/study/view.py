@@ -25,7 +25,7 @@ from sordino.study.evaluated import describe_evaluation, evaluation_warnings, re
 from sordino.study.levels import levels_table, levels_warnings, planned_levels
 from sordino.study.sharing import describe_sharing, if_shared, render_sharing, warnings_of
 from sordino.study.show import Sheet, told
-from sordino.study.traffic import render_traffic
+from sordino.study.traffic_told import render_traffic
 
 SHADES = ".:-=+*#%@"
 SHOWN = 30
