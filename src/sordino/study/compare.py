@@ -152,7 +152,7 @@ def comparison_table(results: list[dict[str, Any]], labels: Sequence[str] | None
             shown(row, "loss", False),
             shown(row, "psi", False),
             "–" if share is None else f"{share * 100:.0f} %",
-            f"{row['seconds']:.1f}" if row["seconds"] >= 1 else f"{row['seconds']:.2g}",
+            f"{row['seconds']:.1f}" if row["seconds"] >= 1 else f"{row['seconds']:#.2g}",
         )
     return table
 
