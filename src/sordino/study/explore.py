@@ -57,6 +57,7 @@ def explore(plan: Plan, dimension: int, seed: int = 0) -> dict[str, Any]:
         "rounds": plan.training.rounds,
         "iterations": plan.training.rounds * _steps(plan),
         "dimension": dimension,
+        "unit": plan.clients[0].budget.unit,
         "clients": [
             {
                 "name": c.name,

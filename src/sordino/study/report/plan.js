@@ -228,7 +228,7 @@
       ? `${shown(times)} times the planned noise` : `${shown(1 / times)} times less noise than planned`;
     const does = sharing ? "asks for" : "adds";
     document.getElementById("told").textContent = `With ε = ${shown(epsilon)} (planned: ${shown(client.epsilon)}) ${client.name} ${does} ${change}. ` +
-      `Someone undecided about one record could become ${certain > 99.95 ? "all but certain" : `at most ${certain.toFixed(1)} % sure`}.`;
+      `Someone undecided about one ${explore.unit} could become ${certain > 99.95 ? "all but certain" : `at most ${certain.toFixed(1)} % sure`}.`;
     if (sharing) {
       const before = summed(place, client.epsilon, sharing.colluders, sharing.dropouts);
       document.getElementById("figures").replaceChildren(...tellShared(place, sharedAt(place, epsilon), before));

@@ -91,7 +91,7 @@ def _chances(view: PlanView, drawn: dict[str, Any]) -> Chart:
         "legendgroup": "curve",
         "x": [short(one, 4) for one in epsilons],
         "y": [short(one, 4) for one in ratio],
-        "text": [safe(f"{c.name}, {c.records} records") for c, _ in points],
+        "text": [safe(f"{c.name}, {c.records} {c.budget.unit}s") for c, _ in points],
         "marker": {"color": "@m0", "opacity": 0.75, "size": (6 + 10 * np.sqrt(sizes / sizes.max())).round(1).tolist()},
         "hovertemplate": "%{text}<br>ε %{x:.3g}: %{y:.3g} times its share<extra></extra>",
     }
