@@ -200,6 +200,9 @@ class Federation:
     ) -> Federation:
         """The same federation with budgets that differ within every client, by the level that a record's person chose.
 
+        A record whose word is missing or names no level is of the strictest; of a unit with several records the
+        strictest of their levels counts. See docs/levels.md.
+
         Parameters
         ----------
         levels
@@ -207,9 +210,6 @@ class Federation:
         column
             The column that says a record's level, kept by ``from_folder(…, also=[column])``; or a word for every
             record, in the order of ``x`` (for ``from_arrays`` the clients' records one after another).
-
-        A record whose word is missing or names no level is of the strictest; of a unit with several records the
-        strictest of their levels counts. See docs/levels.md.
         """
         if isinstance(column, str) and column not in self.words:
             raise BadInput(
