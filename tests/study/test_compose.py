@@ -177,7 +177,7 @@ def test_the_services_train_a_study_over_tls_and_survive_a_killed_server(compose
         running["server"].kill()
         running["server"].wait()
         wait(lambda: all("no connection to" in (folder / n / "said.log").read_text() for n in SITES), 120)
-        wait(lambda: state(run)["state"] == "interrupted", 60)
+        wait(lambda: state(run)["state"] == "interrupted", 180)  # its child has to notice first
         assert "died without a word" in state(run)["trouble"]["what"]
         checks = {one.check: one for one in check_site(folder / "south" / "site.toml")}
         assert {check for check, one in checks.items() if one.state == "failed"} == {"server"}, checks
