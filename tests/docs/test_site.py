@@ -66,5 +66,9 @@ def test_the_site_builds_strictly_and_loads_nothing_from_elsewhere(tmp_path):
         loaded = re.findall(r'<(?:script|img|link rel="(?:stylesheet|icon)")[^>]*?(?:src|href)="([^"]+)"', text)
         assert loaded, page
         assert [one for one in loaded if one.startswith(("http", "//"))] == [], page
-    for entry in ("sordino.study.run.train", "sordino.privacy.ledger.Ledger.charge", "sordino.data.federation.Federation"):
+    for entry in (
+        "sordino.study.run.train",
+        "sordino.privacy.ledger.Ledger.charge",
+        "sordino.data.federation.Federation",
+    ):
         assert any(f'id="{entry}"' in page.read_text() for page in built), entry
