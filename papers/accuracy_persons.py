@@ -56,7 +56,7 @@ def _consent(row: str, budgets: Mapping[str, Any], clients: int) -> Cell:
 
 
 def cells() -> tuple[Cell, ...]:
-    """Both comparisons."""
+    """Every run of the page: ratings by student and by rating, digits by level of consent and all at the strictest."""
     by_level = {"levels": CONSENT, "shares": CHOSEN, "delta": DELTA}
     strictest = {"spec": min(CONSENT.values()), "delta": DELTA}
     found = [_rating(row, by, epsilon) for epsilon in EPSILONS for row, by in ((PERSON, "student"), (RECORD, "record"))]

@@ -7,7 +7,7 @@ from test_gradients_layers import CASES
 
 from sordino import models
 from sordino.client import gradients
-from sordino.client.gradients import Alone
+from sordino.client.gradients import Alone, fused
 from sordino.client.gradients.fast import Fast
 from sordino.client.gradients.losses import loss_by_name
 from sordino.client.rows import Records, seen_alone
@@ -113,3 +113,12 @@ def test_records_are_read_by_unit_and_each_by_itself():
     assert part.y.tolist() == [1, 3, 4]
     assert part.whose.tolist() == [0, 0, 1]
     assert seen_alone(torch.nn.Identity(), records).members is records.members
+
+
+def test_the_kernels_of_a_gpu_take_units_too(monkeypatch):
+    """Interpreted on a CPU where there is no GPU."""
+    pytest.importorskip("triton")
+    monkeypatch.setattr(fused, "INTERPRETED", not torch.cuda.is_available())
+    for name in ("logistic", "cnn-small"):
+        model = models.build(name, (1, 8, 8), 4)
+        assert_like_plain(Fast(model, LOSS, stack=True, copies=4), model, *ragged((1, 8, 8), 4, torch.float32), 1e-5)

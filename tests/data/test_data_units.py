@@ -139,3 +139,23 @@ def test_a_column_that_is_not_there_is_named(tmp_path):
     clients, whose = visits()
     with pytest.raises(BadInput, match="entries in units: give one each"):
         sd.data.from_arrays(clients, classes=2, units=[whose[0], whose[1][:-1]])
+
+
+def test_the_same_records_one_by_one_and_one_client_by_itself():
+    clients, whose = visits()
+    persons = sd.data.from_arrays(clients, classes=2, units=whose, unit_records=3, unit_name="patient")
+    records = persons.by_record()
+    assert (records.units, records.unit_name, records.budgets) == (None, "record", None)
+    for one, other in zip(persons.train, records.train):
+        assert np.array_equal(np.sort(persons.records_of(one)), other)
+    assert all(np.array_equal(*pair) for pair in zip(persons.test, records.test))
+    words = np.random.default_rng(0).choice(["strict", "generous"], len(persons.x)).tolist()
+    for federation in (persons, records):
+        levels = federation.with_levels({"strict": 0.5, "generous": 4.0}, words, delta=1e-3)
+        alone = levels.only(1)
+        assert alone.names == [levels.names[1]]
+        assert [(one.name, one.records) for one in alone.levels[0]] == [
+            (one.name, one.records) for one in levels.levels[1]
+        ]
+        assert np.array_equal(alone.x[alone.records_of(alone.train[0])], levels.x[levels.records_of(levels.train[1])])
+        assert np.array_equal(alone.x[alone.test[0]], levels.x[levels.test[1]])

@@ -12,6 +12,7 @@ import sordino as sd
 from sordino.engine.federation.state import commitment
 from sordino.errors import BadInput
 from sordino.privacy.held import HELD
+from sordino.privacy.ledger import Ledger
 from sordino.study.file import make_study
 from sordino.study.site_file import read_site
 from sordino.study.survey.rehearse import rehearse
@@ -100,17 +101,17 @@ def test_whoever_is_held_out_is_held_out_with_all_records_wherever_they_stand(wr
         train, held = site.declared.records, site.declared.held
         assert train + held == 40
         assert held > 5
-        seen = {tuple(row) for row in site.records.x.tolist()}
         assert len(site.records.members) == train
         assert site.held.whose.max() == held - 1
-    rows = visits()[::-1]
-    path.write_text(path.read_text())
-    (path.parent / "files" / "north.csv").write_text(
-        "patient,age,sick\n" + "".join(f"{p},{a},{s}\n" for p, a, s in rows)
-    )
-    with pytest.raises(BadInput, match="north"), read_site(path).open():
-        pass  # the file as it is is what the ledger was tied to, since a survey may read it
-    assert seen
+        file = read_site(path)
+        column = [row[0] for row in visits()]
+        out = dict(zip(dict.fromkeys(column), file.held(site.ledger, 40).tolist()))
+    write("held_out = 0.4\n" + SCHEMA, visits()[::-1])
+    with Ledger(path.parent / "ledger.db") as ledger:
+        turned = dict(zip(dict.fromkeys(column[::-1]), file.held(ledger, 40).tolist()))
+    assert turned == out, "whose a record is decides, not where it stands"
+    with pytest.raises(BadInput, match=r"not those that .* was kept for"), read_site(path).open():
+        pass  # a survey reads the file as it is, so the ledger is tied to its bytes
 
 
 def test_a_survey_counts_every_patient_once(write, tmp_path: Path):

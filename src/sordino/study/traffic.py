@@ -151,7 +151,7 @@ def _width(plan: Plan, name: str, check: Check, dimension: int) -> int:
         try:
             check(name, torch.zeros(shape), frame)
             return math.prod(shape)
-        except BadInput:
+        except BadInput:  # not of this shape: the check says so by refusing it
             continue
     return 0
 

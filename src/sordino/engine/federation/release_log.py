@@ -30,7 +30,7 @@ def note_release(ledger: Ledger, account: str, run: str, what: str) -> None:
             file.write(line)
             file.flush()
             os.fsync(file.fileno())
-    except OSError as error:
+    except Exception as error:  # whatever it is, the release was paid for and stored, and is to be sent
         log.warning("the log of releases cannot be written (%s); the ledger has everything", error)
 
 
