@@ -68,6 +68,12 @@ def test_narrower_vectors_agree_too(flags):
         assert max(pooled.gaps(library, sizes, *drawn(sizes)).values()) < 3e-6, case
 
 
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+def test_the_check_passes_wherever_the_loops_are_first_asked_for(context):
+    with context():
+        assert pooled.wrong(pooled.loops()) is None
+
+
 def test_the_check_finds_a_loop_that_is_wrong(tmp_path):
     for right, broken in (("value > best", "value >= best + 1"), ("count += value != 0", "count += value > 0")):
         for source in build.SOURCES.iterdir():

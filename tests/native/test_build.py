@@ -80,6 +80,14 @@ def test_a_library_that_fails_its_check_is_not_used(kept, caplog):
     assert "sums differ by 1" in caplog.text
 
 
+@needs_compiler
+def test_a_check_that_fails_itself_is_a_reason(kept, caplog):
+    found = build.load("team", lambda library: library.no_such_function())
+    assert found.library is None
+    assert "could not be checked" in found.reason
+    assert "could not be checked" in caplog.text
+
+
 def test_without_a_compiler_there_is_a_reason_and_no_error(kept, monkeypatch):
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CXX", raising=False)

@@ -82,11 +82,14 @@ def _load(name: str, check: Check) -> Native:
     try:
         _share_threads()
         library = ctypes.CDLL(str(built(SOURCES / f"{name}.cpp")))
-        wrong = check(library)
-    except (_NotBuilt, OSError, AttributeError, RuntimeError, subprocess.SubprocessError) as error:
+    except (_NotBuilt, OSError, RuntimeError, subprocess.SubprocessError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         log.info("%s is not compiled, which is slower: %s", name, reason)
         return Native(None, f"not compiled: {reason}")
+    try:
+        wrong = check(library)
+    except Exception as error:  # whatever a check raises
+        wrong = f"it could not be checked: {str(error) or type(error).__name__}".splitlines()[0]
     if wrong is not None:
         log.warning("%s as compiled here is not used, which is slower: %s", name, wrong)
         return Native(None, f"compiled, and not used: {wrong}")
