@@ -84,6 +84,7 @@ static void tile(const Shape& s, const float* seen, const float* kernels, const 
         for (int v = 0; v < VECTORS; v++) sums[t][v] = load(bias + v * LANES);
     for (int64_t row = 0; row < s.kernel_h; row++)
         for (int64_t r = 0; r < run; r++) {
+            asm("" ::: "memory");  // what neighbours share is loaded again: registers are for the sums
             const float* from = seen + row * wide + r;
             const float* weights = kernels + (row * run + r) * lanes;
             Vec own[VECTORS];
