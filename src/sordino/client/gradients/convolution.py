@@ -1,4 +1,4 @@
-"""Conv1d and Conv2d: native convolutions in channels-last order, and five ways to per-record gradients.
+"""Conv1d and Conv2d: native convolutions in channels-last order, and seven ways to per-record gradients.
 
 Every way records ‖g_j‖² and holds what it needs for Σ_j a_j g_j; g_j = dy_jᵀ P_j with P_j the patches of record j.
 """
@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sordino.client.gradients import fused
+from sordino.client.gradients import fused, weights
 from sordino.client.gradients.lengths import Length, squared_by_gram, squared_norms, squared_outer
 from sordino.client.gradients.patches import Geometry, last_padded, patches_view, planes_view, scattered
+from sordino.client.gradients.positions import products_of, squared_convolution
 from sordino.client.gradients.tape import Held, Layer, Saved, Segments, Tape, Workspace
 from sordino.client.gradients.types import Slot
 
@@ -197,13 +198,19 @@ def way_for(geometry: Geometry, channels: tuple[int, int], groups: int, x: Tenso
     seen = inputs // groups * geometry.taps
     if groups > 1:
         return Patches(geometry, groups)
-    if positions**2 * (seen + outputs) <= GHOST_GAIN * seen * outputs:
+    fewest = min(products_of(geometry, (x.shape[-2], x.shape[-1]), copies))
+    if x.device.type == "cpu" and fewest * inputs + positions**2 * outputs <= GHOST_GAIN * seen * outputs:
+        reason = f"{positions} positions against {seen * outputs} weights: Gram matrices are smaller"
+        return Positions(geometry, reason)
+    if x.device.type != "cpu" and positions**2 * (seen + outputs) <= GHOST_GAIN * seen * outputs:
         reason = f"{positions} positions against {seen * outputs} weights: Gram matrices are smaller"
         return Ghost(geometry, reason, many=FEW_RECORDS * positions > outputs)
     if fused.serves(x):
         return Fused(geometry, bias) if copies == 1 else Patches(geometry, groups)
     if inputs <= FEW_CHANNELS:
         return Planes(geometry)
+    if weights.serves(x):
+        return Compiled(geometry, groups)
     return RowWindows(geometry) if geometry.dense else Patches(geometry, groups)
 
 
@@ -277,6 +284,22 @@ class Patches(Way):
         flat = grads.view(-1, outputs // self.groups, seen.shape[2])
         add_products(dy.transpose(1, 2), seen, flat, tape.copies, self.groups)
         return grads
+
+
+class Compiled(Patches):
+    """One product per record from the image itself by a compiled loop. Any stride and dilation, no groups."""
+
+    reason = "compiled: one product a record, no patches; held for the sum"
+
+    def record(self, layer: str, saved: Saved, dy: Tensor, tape: Tape) -> None:
+        """One product per record, its norm with it."""
+        x = saved[0]
+        if not weights.serves(x):
+            super().record(layer, saved, dy, tape)
+            return
+        grads = tape.room(layer, "grads", (dy.shape[2], x.shape[1] * self.geometry.taps), dy)
+        slopes = dy.unflatten(1, self.geometry.output(*x.shape[2:])).permute(0, 3, 1, 2)
+        tape.note(Length(weights.gradients(x, slopes, self.geometry, tape.copies, grads)))
 
 
 class Fused(Way):
@@ -417,3 +440,44 @@ class Ghost(Way):
         total = factors.new_empty(segments.rows, slot.size)
         segments.outer(scaled, held["seen"], total)
         _put_taps_first(total, out, slot)
+
+
+class Positions(Way):
+    """Norms by inner products of positions; input and dy are held, and the native kernel makes the sum of them.
+
+    The sum of a row is the weight's gradient for inputs x_j and slopes a_j·dy_j: what training without privacy computes.
+    """
+
+    method = "ghost"
+
+    def __init__(self, geometry: Geometry, reason: str) -> None:
+        super().__init__(geometry)
+        self.reason = reason
+
+    def record(self, layer: str, saved: Saved, dy: Tensor, tape: Tape) -> None:
+        """Gram matrices; input and dy are held with the order in which they lie."""
+        x, copies = saved[0], tape.copies
+        slopes = dy.transpose(1, 2).unflatten(2, self.geometry.output(*x.shape[2:]))
+        for key, images in (("x", x), ("dy", slopes)):
+            last = images.is_contiguous(memory_format=torch.channels_last) and not images.is_contiguous()
+            by_record = images.unflatten(0, (-1, copies))
+            tape.hold(layer, f"{key} last" if last else key, by_record.movedim(2, 4) if last else by_record)
+        if copies * slopes.shape[2] * slopes.shape[3] == 1:
+            seen = patches_view(last_padded(x, self.geometry), self.geometry)
+            tape.note(squared_outer(seen.reshape(len(x), 1, -1), dy))
+        else:
+            tape.note(squared_convolution(x, slopes, self.geometry, copies))
+
+    def pull(self, factors: Tensor, held: Held, segments: Segments, out: Tensor, slot: Slot) -> None:
+        """``Σ_j a_j dy_jᵀ P_j`` as one native gradient a row."""
+        x, dy = (held[key] if key in held else held[f"{key} last"].movedim(4, 2) for key in ("x", "dy"))
+        (kh, kw), *places = self.geometry
+        like = out.new_empty(1).expand(slot.shape[0], slot.shape[1], kh, kw)
+        whole = slot.part(out)
+        if len(segments.pieces) < segments.rows:
+            whole.zero_()
+        for row, start, stop in segments.pieces:
+            scaled = dy[start:stop] * factors[start:stop].view(-1, 1, 1, 1, 1)
+            given = scaled.flatten(0, 1), x[start:stop].flatten(0, 1), like, None
+            found = torch.ops.aten.convolution_backward(*given, *places, False, [0, 0], 1, [False, True, False])[1]
+            whole[row].view(like.shape).copy_(found)

@@ -78,12 +78,19 @@ def squared_outer(x: Tensor, dy: Tensor) -> Length:
 
 def squared_by_gram(x: Tensor, dy: Tensor) -> Length:
     """‖Σ_t dy_t ⊗ x_t‖² = Σ_{s,t} (x_s·x_t)(dy_s·dy_t), in float64, with what cancellation may hide on top."""
-    seen, slopes = inner_products(x), inner_products(dy)
+    return squared_from_products(inner_products(x), inner_products(dy), x.shape[2] + dy.shape[2])
+
+
+def squared_from_products(seen: Tensor, slopes: Tensor, additions: int) -> Length:
+    """‖Σ_t dy_t ⊗ x_t‖² from x_s·x_t and dy_s·dy_t, ``[n, t, t]`` each, sums of so many products in all."""
     reach = (seen.diagonal(dim1=1, dim2=2) * slopes.diagonal(dim1=1, dim2=2)).sqrt_().sum(1)
-    square = seen.mul_(slopes).sum((1, 2)).clamp_min_(0)
-    additions = x.shape[2] + dy.shape[2] + 2 * x.shape[1] ** 2
-    square.add_(reach.square().mul_(additions * DOUBLE))
-    return Length(square, reach.mul_((x.shape[1] + 4) * SINGLE))
+    return widened(seen.mul_(slopes).sum((1, 2)), reach, seen.shape[1], additions)
+
+
+def widened(square: Tensor, reach: Tensor, positions: int, additions: int) -> Length:
+    """‖g‖² as inner products gave it, with what cancellation may hide on top; ``reach`` is B = Σ_t ‖x_t‖‖dy_t‖."""
+    square.clamp_min_(0).add_(reach.square().mul_((additions + 2 * positions**2) * DOUBLE))
+    return Length(square, reach.mul_((positions + 4) * SINGLE))
 
 
 def inner_products(values: Tensor) -> Tensor:
