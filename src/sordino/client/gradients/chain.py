@@ -144,13 +144,7 @@ class _Trained:
         layer = self.layer
         out, saved = layer.forward(x, tape)
         tape.volume += out.numel()
-
-        def backward(dy: Tensor, further: bool) -> Tensor:
-            dx = layer.input_gradient(dy, saved, tape) if further else dy
-            layer.record(dy, saved, tape)
-            return dx
-
-        return out, backward
+        return out, lambda dy, further: layer.backward(dy, saved, tape, further)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sordino.client.gradients import fused
+from sordino.client.gradients import fused, groups
 from sordino.client.gradients.lengths import Length, squared_norms, squared_outer, squared_sum, squared_where_equal
 from sordino.client.gradients.tape import Held, Layer, Saved, Segments, Tape
 from sordino.client.gradients.types import Slot
@@ -169,10 +169,23 @@ class GroupNormLayer(Affine):
         x = x.contiguous(memory_format=order_of(x))
         n, channels, area = x.shape[0], x.shape[1], x[0, 0].numel()
         scale, shift = (None, None) if tape.stacked else (weight, bias)
+        if not tape.stacked and groups.serves(x):
+            normed = groups.forward(x, scale, shift, self.groups, self.eps)
+            return normed.out, (x, normed.mean, normed.inverse)
         out, mean, rstd = torch.native_group_norm(x, scale, shift, n, channels, area, self.groups, self.eps)
         if tape.stacked and bias is not None:
             out = out * _over_positions(weight, x.dim(), tape) + _over_positions(bias, x.dim(), tape)
         return out, (x, mean, rstd)
+
+    def backward(self, dy: Tensor, saved: Saved, tape: Tape, further: bool) -> Tensor:
+        """Both at once where there is a compiled loop: they read the same numbers."""
+        x, mean, rstd = saved
+        if tape.stacked or not groups.serves(x):
+            return super().backward(dy, saved, tape, further)
+        dy = dy.contiguous(memory_format=order_of(x))
+        back = groups.backward(dy, x, mean, rstd, self.weight(tape), further)
+        self.keep(tape, back.scale, back.shift)
+        return dy if back.input is None else back.input
 
     def input_gradient(self, dy: Tensor, saved: Saved, tape: Tape) -> Tensor:
         """Native backward for the input alone."""

@@ -62,6 +62,12 @@ class Layer(ABC):
     def record(self, dy: Tensor, saved: Saved, tape: Tape) -> None:
         """Add the layer's ‖g_j‖² to the tape and hold there what the weighted sum will need."""
 
+    def backward(self, dy: Tensor, saved: Saved, tape: Tape, further: bool) -> Tensor:
+        """Record the layer; the gradient of its input, or any tensor where nothing further back needs it."""
+        dx = self.input_gradient(dy, saved, tape) if further else dy
+        self.record(dy, saved, tape)
+        return dx
+
     @abstractmethod
     def pull(self, factors: Tensor, held: Held, segments: Segments, out: Tensor) -> None:
         """Write Σ_j factors_j · g_j into the layer's own slots of ``out[rows, d]``."""
@@ -172,9 +178,9 @@ class Taped(torch.autograd.Function):
         layer, tape, dy, saved = ctx.layer, ctx.tape, grads[0], ctx.saved
         ctx.saved = None  # activations go as the pass goes
         tape.used[layer.name] = tape.used.get(layer.name, 0) + 1
-        dx = layer.input_gradient(dy, saved, tape) if ctx.needs_input_grad[0] else None
-        layer.record(dy, saved, tape)
-        return dx, None, None, None
+        further = ctx.needs_input_grad[0]
+        dx = layer.backward(dy, saved, tape, further)
+        return dx if further else None, None, None, None
 
 
 @dataclass(frozen=True)
