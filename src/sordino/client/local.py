@@ -44,6 +44,7 @@ class Local:
     trains: (model) → (module, loss), where gradients of another module are released in the model's place; the
         aggregation rule then makes the model of them (``Outcome.shown``).
     descends: whether a turn of one step is plain descent, w − η g, so that clients' gradients may be added up first.
+    leaves: whether ``update`` never writes into one row of weights on a CPU, which may then be the server's own.
     sends: (a client's broadcast, lengths of the model's tensors) → how many numbers it uploads under which names.
     made: the factory and options that made it, set by ``sordino.made.Factory``.
     """
@@ -58,11 +59,18 @@ class Local:
     begin: Callable[[Tensor, State], tuple[Tensor, State]] | None = None
     trains: Callable[[nn.Module], tuple[nn.Module, str]] | None = None
     descends: bool = False
+    leaves: bool = False
     made: Made | None = None
 
 
 def _descend(params: Tensor, state: State, gradient: Tensor, public: Public) -> tuple[Tensor, State]:
-    return params.sub_(gradient.mul_(public["lr"])), state
+    where = gradient if one_on_cpu(params) else params
+    return torch.sub(params, gradient.mul_(public["lr"]), out=where), state
+
+
+def one_on_cpu(params: Tensor) -> bool:
+    """Whether these are the weights of one row on a CPU, which rules that ``leaves`` never write into."""
+    return len(params) == 1 and params.device.type == "cpu"
 
 
 def _difference(params: Tensor, start: Tensor, state: State, public: Public) -> Uploaded:
@@ -72,7 +80,7 @@ def _difference(params: Tensor, start: Tensor, state: State, public: Public) -> 
 @part
 def sgd() -> Local:
     """Plain descent: w ← w − η g; upload w − w_start."""
-    return Local("sgd", _descend, _difference, descends=True)
+    return Local("sgd", _descend, _difference, descends=True, leaves=True)
 
 
 @part

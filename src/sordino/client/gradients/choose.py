@@ -12,6 +12,7 @@ from sordino.client.gradients.alone import Alone
 from sordino.client.gradients.chain import Unsupported
 from sordino.client.gradients.exact import Exact
 from sordino.client.gradients.fast import Fast
+from sordino.client.gradients.lengths import squared_norms
 from sordino.client.gradients.losses import Loss, loss_by_name
 from sordino.client.gradients.types import Engine, Graded, LayerPlan, evaluating, precise
 from sordino.errors import BadInput, SordinoError
@@ -177,7 +178,8 @@ def disagreement(engine: Engine, model: nn.Module, loss: Loss, params: Tensor, x
                 graded = engine.shared(params, x, y, torch.zeros(len(y), dtype=torch.long), 1)
             else:  # where rows are stacked
                 graded = engine(params.expand(len(y), -1), x.unsqueeze(1), y.unsqueeze(1))
-            total = graded.pull(torch.ones_like(graded.norms)).sum(0)
+            pulled = graded.pull(torch.ones_like(graded.norms))
+            total = pulled[0] if len(pulled) == 1 else pulled.sum(0)
             plain = Alone(model, loss, apart=False, copies=engine.copies).under(params)(x, y)
         if plain.troubles:
             raise SordinoError(plain.troubles[0])
@@ -186,11 +188,14 @@ def disagreement(engine: Engine, model: nn.Module, loss: Loss, params: Tensor, x
     except Exception as error:  # whatever a model or a compiler of kernels raises
         why = str(error) or type(error).__name__
         return f"it could not be compared with plain autograd: {why.splitlines()[0]}"
-    norms = torch.linalg.vector_norm(plain.gradients, dim=1, dtype=torch.float64).to(params.dtype)
+    norms = squared_norms(plain.gradients).sqrt_().to(params.dtype)
+    whole = plain.gradients[0]
+    for other in plain.gradients[1:]:  # in place: a model may be large
+        whole += other
     gaps = {
         "losses": _gap(graded.losses.flatten(), params.new_tensor(plain.losses)),
         "norms": _gap(graded.norms.flatten(), norms),
-        "sums": _gap(total, plain.gradients.sum(0)),
+        "sums": _gap(total, whole),
     }
     for name, gap in gaps.items():
         if not gap <= AGREEMENT[name]:
@@ -199,7 +204,7 @@ def disagreement(engine: Engine, model: nn.Module, loss: Loss, params: Tensor, x
 
 
 def _gap(got: Tensor, wanted: Tensor) -> float:
-    return float((got - wanted).norm() / wanted.norm().clamp_min(torch.finfo(wanted.dtype).tiny))
+    return float(got.sub_(wanted).norm() / wanted.norm().clamp_min(torch.finfo(wanted.dtype).tiny))
 
 
 def _two_like(x: Tensor, y: Tensor, seed: int) -> tuple[Tensor, Tensor]:

@@ -64,7 +64,7 @@ class ConvLayer(Layer):
         elif isinstance(self.way, Planes) and self.inputs == 1 and x4.device.type == "cpu":
             out, saved = self.way.forward(self.name, x4, weight, bias, tape.scratch)
         else:
-            if x4.shape[2] * x4.shape[3] <= SMALL_IMAGE:
+            if math.prod(self.geometry.output(*x4.shape[2:])) <= SMALL_IMAGE:
                 saved = (x4 := x4.contiguous(),)
             _, stride, padding, dilation = self.geometry
             out = functional.conv2d(of_few_sizes(x4), weight, bias, stride, padding, dilation, self.groups)[: len(x4)]
@@ -86,6 +86,8 @@ class ConvLayer(Layer):
             dx = torch.ops.aten.convolution_backward(
                 slopes, inputs, weight, None, *places, False, [0, 0], self.groups, wanted
             )[0][: len(dy4)]
+            if dx.device.type == "cpu" and dx.shape[2] * dx.shape[3] > SMALL_IMAGE:  # as what is before it has it
+                dx = dx.contiguous(memory_format=torch.channels_last)
         return self._own_axes(dx)
 
     def _fused(self, x: Tensor) -> bool:

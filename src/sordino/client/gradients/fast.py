@@ -26,7 +26,7 @@ from sordino.client.gradients.types import (
 
 BLOCK_BYTES = 12 * 2**20
 SMALLEST_BLOCK = 16
-WEIGHT_READS = 1
+WEIGHT_READS = 2
 ACTIVATIONS = 4  # a layer's output, its activation, their gradients
 Window = tuple[Tensor, int, int]
 PER_RECORD = {"grads", "weight", "bias"}
@@ -142,7 +142,7 @@ class Fast(Engine):
         records = stop - start
         if records == 0 or weights.device.type != "cpu" or not self._convolves or not self._volume:
             return [(weights, start, stop)]
-        # Every pass reads all weights: a block should put out more than that.
+        # Every pass reads all weights, and puts them in the native kernels' order: a block should put out more.
         least = max(SMALLEST_BLOCK, WEIGHT_READS * self.dimension // self._volume)
         most = max(1, max(least, BLOCK_BYTES // (weights.element_size() * self._volume)) // inner)
         size = -(-records // -(-records // most))
