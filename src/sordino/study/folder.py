@@ -149,6 +149,9 @@ class Keeper:
     retells = False
     """Whether callbacks also hear of the rounds that were done before the runs were stopped."""
 
+    keeps = False
+    """Whether states are kept, for which they have to be whole."""
+
     def __init__(self, ledger: Path | None = None) -> None:
         self.ledger = ledger
 
@@ -175,6 +178,8 @@ class Folder(Keeper):
     ``shared``: a ledger outside the folder that the run pays from, together with other runs. ``fresh``: the folder was
     made for this run.
     """
+
+    keeps = True
 
     def __init__(self, path: Path, run: str, shared: Path | None = None, fresh: bool = False) -> None:
         super().__init__(shared or path / "ledger.db")
@@ -310,7 +315,7 @@ class Copies(Keeper):
     ``folders`` gets its result, model and ledger when the stack is done: whole, or not at all.
     """
 
-    retells = True
+    retells = keeps = True
 
     def __init__(self, below: Path | None, keys: Sequence[str], folders: Sequence[Folder] | None = None) -> None:
         super().__init__()
