@@ -9,6 +9,7 @@ import torch
 import torch.distributed as group
 
 import sordino as sd
+import sordino.errors
 
 SETTINGS = {"rate": 0.2, "lr": 0.3, "clip": 0.7, "rounds": 3}
 
@@ -30,7 +31,10 @@ if __name__ == "__main__":
     group.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=size)
     found = {}
     for name, method, options in what:
-        done = trained(method, **options)
-        found[name] = (done.result, done.weights, done.personal)
+        try:
+            done = trained(method, **options)
+            found[name] = (done.result, done.weights, done.personal)
+        except sd.errors.SordinoError as error:
+            found[name] = (type(error).__name__, str(error))
     torch.save(found, f"{folder}/{rank}.pt")
     group.destroy_process_group()

@@ -23,6 +23,7 @@ EXTRA = [
     ("compared", "dp-fedavg", {"baselines": True}),
 ]
 EVERY = [(name, name, {"steps": 1}) for name in names() if get(name).private] + EXTRA
+LOST = ("lost", "dp-fedavg", {"server_lr": 1e60})
 FEW = ["dp-fedavg", "robust-hdp", "dp-scaffold", "mr-mtl", "adaptdp", "power-of-choice", "least-squares"]
 SOME = [(name, name, {"steps": 1}) for name in FEW] + [EXTRA[0], EXTRA[2], EXTRA[6]]
 
@@ -54,7 +55,8 @@ def assert_same(found, expected, where="result"):
         for place, (a, b) in enumerate(zip(found, expected)):
             assert_same(a, b, f"{where}[{place}]")
     elif isinstance(expected, float):
-        assert found == (expected if ".privacy" in where else pytest.approx(expected, rel=1e-5, abs=1e-7)), where
+        near = 1e-5 if where.endswith("unsettled") else 1e-7  # the rest of an iteration that stops at 1e-5 or so
+        assert found == (expected if ".privacy" in where else pytest.approx(expected, rel=1e-5, abs=near)), where
     else:
         assert found == expected, where
 
@@ -70,21 +72,24 @@ def assert_alike(run, other):
 
 
 def check(runs, folder):
-    first, second = together(folder, runs)
+    """Two processes against one; returns nothing but what it asserts."""
+    first, second = together(folder, [*runs, LOST, ("and on", "dp-fedavg", {})])
+    assert first["lost"] == second["lost"]
+    assert first["lost"][0] == "Diverged"
+    assert "and on" in second, "an error is everybody's, and nobody waits for a process that had another"
     for name, method, options in runs:
-        done = trained(method, **options)
+        done = trained(method, **{key: value for key, value in options.items() if key != "out"})
         assert_alike(first[name], (done.result, done.weights, done.personal))
-        assert_same(second[name][0], first[name][0], name)
+        assert_same(second[name][0], first[name][0])
         assert torch.equal(second[name][1], first[name][1])
-    return first
 
 
 def test_two_processes_write_the_result_of_one(tmp_path):
-    runs = [*SOME, ("kept", "dp-feddyn", {"out": str(tmp_path / "out"), "steps": 2})]
-    together(tmp_path, runs)
-    # What the first run folder holds is checked here; the same runs are compared with one process below.
-    with sd.privacy.Ledger(tmp_path / "out" / "ledger.db", readonly=True) as book:
+    kept = tmp_path / "out"
+    check([*SOME, ("kept", "dp-feddyn", {"out": str(kept), "steps": 2})], tmp_path)
+    with sd.privacy.Ledger(kept / "ledger.db", readonly=True) as book:
         assert all(sum(event.count for event in book.spent(one.client)) == 6 for one in book.accounts())
+    assert sd.load(kept).result == torch.load(tmp_path / "1.pt", weights_only=False)["kept"][0]
 
 
 @pytest.mark.slow
