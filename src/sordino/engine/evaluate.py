@@ -94,9 +94,10 @@ class Observer:
         self.engine = engine
         self.loss = loss
         self.records = records.single
-        valid = np.ones(len(records.y), bool) if records.valid is None else records.valid.cpu().numpy()
-        self.held = [one[valid[one]] for one in held]
-        self.train = [one[valid[one]] for one in train or []]
+        self.held, self.train = held, train or []
+        if records.valid is not None:
+            valid = records.valid.cpu().numpy()
+            self.held, self.train = ([one[valid[one]] for one in part] for part in (self.held, self.train))
         self.shares = sizes / sizes.sum()
         self.central = central
         self.classification = classification
@@ -219,13 +220,14 @@ class Observer:
     def _sweep(
         self, weights: Tensor, records: Records, where: Tensor
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        losses, hits = [], []
+        # In place: small arrays left between large ones would keep the latter's memory from being used again.
+        losses, hits = np.zeros(len(where)), np.zeros(len(where))
         with torch.no_grad():
-            for piece in where.split(BATCH):
-                x, y, _ = records.at(piece.to(records.y.device))
+            for start in range(0, len(where), BATCH):
+                part = slice(start, start + BATCH)
+                x, y, _ = records.at(where[part].to(records.y.device))
                 out = self.engine.predict(weights, x)
-                losses.append(self.loss(out, y).double().cpu())
-                hits.append((out.argmax(-1) == y).double().cpu() if self.classification else torch.zeros(len(y)))
-        if not losses:
-            return np.zeros(0), np.zeros(0)
-        return torch.cat(losses).numpy(), torch.cat(hits).double().numpy()
+                losses[part] = self.loss(out, y).double().cpu().numpy()
+                if self.classification:
+                    hits[part] = (out.argmax(-1) == y).cpu().numpy()
+        return losses, hits

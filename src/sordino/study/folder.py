@@ -29,7 +29,7 @@ from sordino.errors import BadInput, SordinoError
 from sordino.methods import Plan, noises_of
 from sordino.methods.identity import identities
 from sordino.privacy.ledger import Ledger
-from sordino.study.result import save_run, to_json
+from sordino.study.result import json_pieces, save_run, to_json
 
 log = logging.getLogger("sordino.study")
 
@@ -274,7 +274,7 @@ class Folder(Keeper):
     def finish(self, result: dict[str, Any], weights: Tensor, place: int = 0, personal: Tensor | None = None) -> None:
         """Write result.json and the model."""
         save_run(self.path / "model.safetensors", result, weights, personal)
-        write_atomic(self.path / "result.json", to_json(result, indent=1).encode())
+        write_atomic(self.path / "result.json", json_pieces(result))
 
     def undo(self, place: int = 0) -> None:
         """Take back a folder whose run was refused before it began, so that the same command can be given again."""
