@@ -419,6 +419,10 @@ def bench(
     repeats: Annotated[int, typer.Option(min=1, help="Counted passes, interleaved.")] = 3,
     memory: Annotated[bool, typer.Option(help="Also measure peak memory, each in a process of its own.")] = True,
     growth: Annotated[bool, typer.Option("--growth", help="Instead: how time and memory grow.")] = False,
+    many: Annotated[bool, typer.Option("--many", help="With --growth: also 100,000 clients (minutes).")] = False,
+    processes: Annotated[
+        int, typer.Option(min=1, help="With --growth: so many processes share the clients of a round.")
+    ] = 1,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures here; - prints them.")] = None,
     as_csv: AsCsv = False,
 ) -> None:
@@ -427,9 +431,11 @@ def bench(
 
     benchmark, printed = beside("bench"), str(json_file) == "-"
     apart = for_programs(printed, as_csv)
+    if (many or processes > 1) and not growth:
+        raise BadInput("--many and --processes go with --growth: add it, or leave them out")
     with err_console.status("benchmarking") as status:
         if growth:
-            curves = benchmark.growth.growth(show=status.update)
+            curves = benchmark.growth.growth(show=status.update, many=many, processes=processes)
             found, table = {"growth": curves, "_meta": benchmark.about(1)}, benchmark.growth.growth_table(curves)
             rows = benchmark.growth.growth_rows(curves)
         else:

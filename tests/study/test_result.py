@@ -97,3 +97,4 @@ def test_a_result_written_in_pieces_is_the_same_text():
     table = {"a": [], "b": [1.5, [2, {"x": "line\nbreak é"}], {}], "c": {"d": [1, 2], "e": float("inf")}, "f": None}
     for one in (table, {}, {"only": [{"deep": [{"er": 1}]}]}):
         assert b"".join(json_pieces(one)).decode() == to_json(one, indent=1)
+        assert b"".join(json_pieces(one, entries=1)).decode() == to_json(one, indent=1)

@@ -120,10 +120,10 @@ class Observer:
         }
         if self.classification:
             found |= spread(accuracy[~np.isnan(accuracy)])
-        if self.central is not None:
-            where = torch.arange(len(self.central.y))[self.shard.rank :: self.shard.size]
-            swept = self.shard.together(lambda: self._sweep(weights, self.central, where))
-            central_loss, hits = self._added(np.array([one.sum() for one in swept])) / len(self.central.y)
+        if (central := self.central) is not None:
+            where = torch.arange(len(central.y))[self.shard.rank :: self.shard.size]
+            swept = self.shard.together(lambda: self._sweep(weights, central, where))
+            central_loss, hits = self._added(np.array([one.sum() for one in swept])) / len(central.y)
             found["central_accuracy"] = float(hits) if self.classification else None
             found["central_loss"] = float(central_loss)
         return found

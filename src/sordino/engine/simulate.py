@@ -221,7 +221,8 @@ def _ask(setup: Setup, state: Checkpoint, number: int, called: Round, ask: Ask, 
         part = permit.split(rows)
         drawn = draw_rows(setup, called.clients[rows], part)
         told = sent.told(called.clients[rows])
-        return answer(setup.work, ask.question, drawn, start, told, part, setup.gate).value[:, 0]
+        found: Tensor = answer(setup.work, ask.question, drawn, start, told, part, setup.gate).value[:, 0]
+        return found
 
     heard = setup.shard.together(lambda: [ask_chunk(rows) for rows in chunked])
     if len(chunked) == 1 and np.array_equal(chunked[0], np.arange(count)):

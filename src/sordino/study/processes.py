@@ -102,16 +102,16 @@ def train_shared(task: Task, count: int, callbacks: Sequence[Callback] = ()) -> 
 
 def _listen(workers: Sequence[_Worker], callbacks: Sequence[Callback]) -> None:
     """Hear everybody until all are done; raises what went wrong."""
-    there = {one.news: one for one in workers}
+    there: dict[Any, _Worker] = {one.news: one for one in workers}
     errors: list[SordinoError] = []
     until: float | None = None
     while there:
-        heard = connection.wait(list(there), None if until is None else max(0.0, until - time.monotonic()))
+        heard: list[Any] = connection.wait(list(there), None if until is None else max(0.0, until - time.monotonic()))
         if not heard:
             break
         for news in heard:
             try:
-                kind, told = news.recv()  # type: ignore[union-attr]
+                kind, told = news.recv()
             except (EOFError, OSError):
                 kind, told = "error", _lost(there[news], len(workers))
             if kind == "round":
@@ -136,8 +136,8 @@ def _lost(worker: _Worker, count: int) -> _Ended:
     how = f"was ended by signal {-code}" if code is not None and code < 0 else f"ended with status {code}"
     why = ", perhaps for want of memory" if code == -signal.SIGKILL else ""
     return _Ended(
-        f"process {worker.rank + 1} of {count} {how}{why}, and the others were ended: every finished round is kept; give "
-        "the same command again with --resume, with as many --processes as you like"
+        f"process {worker.rank + 1} of {count} {how}{why}, and the others were ended: every finished round is kept; "
+        "give the same command again with --resume, with as many --processes as you like"
     )
 
 

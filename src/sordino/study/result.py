@@ -374,15 +374,18 @@ def to_json(value: Any, indent: int | None = None) -> str:
     return json.dumps(_plain(value), indent=indent, ensure_ascii=False, allow_nan=False)
 
 
-def json_pieces(table: Mapping[str, Any]) -> Iterator[bytes]:
-    """What ``to_json(table, indent=1)`` is, piece by piece: entries of long lists one at a time, not all in memory."""
+def json_pieces(table: Mapping[str, Any], entries: int = 64) -> Iterator[bytes]:
+    """What ``to_json(table, indent=1)`` is, piece by piece: so many ``entries`` of a long list are in memory at a time.
+
+    Line breaks may be moved to the right, for no text has one of its own in JSON.
+    """
     yield b"{"
     for place, (key, value) in enumerate(table.items()):
         yield f"{',' * bool(place)}\n {json.dumps(str(key), ensure_ascii=False)}: ".encode()
         if isinstance(value, list) and value:
-            for number, one in enumerate(value):
-                inner = to_json(one, indent=1).replace("\n", "\n  ")  # no text has a line break of its own in JSON
-                yield f"{'[,'[number > 0]}\n  {inner}".encode()
+            for start in range(0, len(value), entries):
+                inner = to_json(value[start : start + entries], indent=1)[1:-2].replace("\n", "\n ")
+                yield f"{'[,'[start > 0]}{inner}".encode()
             yield b"\n ]"
         else:
             yield to_json(value, indent=1).replace("\n", "\n ").encode()
