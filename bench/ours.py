@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import tempfile
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from bench.workloads import KEY, Task, plan_of
 from sordino.client import gradients
 from sordino.client.rows import Records
 from sordino.data import Federation
+from sordino.engine.sharded import Shard
 from sordino.privacy.ledger import Ledger
 from sordino.study.prepared import Prepared
 from sordino.study.session import Session
@@ -60,7 +62,8 @@ def _rounds(
     ready = Timed(clients, model, engine, task.plan, {"loss": "cross-entropy"}, 0, model)
 
     def run() -> None:
-        with tempfile.TemporaryDirectory(prefix="sordino-bench-") as folder, Ledger(Path(folder) / "l.db") as book:
+        with tempfile.TemporaryDirectory(prefix="sordino-bench-") as folder, ExitStack() as books:
+            book = books.enter_context(Ledger(Path(folder) / "l.db")) if Shard.now().first else None
             next(Session(ready, book, KEY, where, records=records).rounds())
 
     return run

@@ -139,8 +139,8 @@ def test_compare_prints_a_table_and_writes_a_report(call, study, tmp_path):
     assert (tmp_path / "runs" / "small-compare" / "report.html").stat().st_size > 100_000
 
 
-def test_one_run_is_not_shared_by_processes(call, study):
-    code, _, err = call("run", study(), "--processes", "2")
+def test_one_run_makes_no_stack(call, study):
+    code, _, err = call("run", study(), "--stack")
     assert (code, "this study is one: give it a [sweep]" in err) == (2, True), err
 
 

@@ -223,41 +223,27 @@ def train(
     **training: fields of ``Training``: batch or rate, steps or epochs, lr, clip, sampling, select, …. ``lr``, ``clip``,
         ``rate`` and ``evaluate`` may be ``"auto"`` for any method.
 
+    Under ``torchrun`` (or with ``sordino run --processes``) several processes train one run together, give them all the
+    same arguments: each takes the turns of some clients, the first charges and writes, all return the same run.
+
     Guarantees
     ----------
     Every release is charged to the ledger before its noise is drawn; no client's spent ε exceeds its budget.
     """
     check_callbacks(callbacks)
-    shard = Shard.now()
-    if shard is not None and resume:
-        raise BadInput("a run over several processes cannot be resumed: resume it in one, or start it afresh")
-    kept = out is not None
-    if shard is not None and not shard.first:
-        out = ledger = None
     if resume and out is None:
         raise BadInput("resume=True needs out=, the folder of the run to go on with")
-    folder = None if out is None else as_path("out", out)
-    before = planned(folder) if folder is not None and resume else None
+    shard, folder = Shard.now(), None if out is None else as_path("out", out)
+    before = shard.of_first(lambda: planned(folder) if folder is not None and resume else None)
     options, settings = with_features(model_options, features), {"rounds": rounds, **training}
     chosen = Trust.parse(trust), Evaluation.parse(evaluation)
     ready = prepare(clients, model, method, seed, options, settings, before, precision, *chosen)
-    if shard is not None and kept and ready.plan.method.local.state:
-        raise BadInput(
-            f"{ready.plan.method.name!r} keeps state at clients, which a checkpoint of one process of several lacks"
-        )
-    if shard is not None and ready.plan.method.local.begin is not None:
-        raise BadInput(
-            f"{ready.plan.method.name!r} gives every client a model of its own, which processes do not share: use one"
-        )
-    if shard is not None and baselines:
-        raise BadInput("baselines are trained by one process: leave them out of a run over several")
     if baselines:
         like = partial(_like, model=model, seed=seed, options=options, precision=precision)
         ready = replace(ready, baselines=Compared(ready, settings, like, device).find)
     torch_device(device)  # refuses one that is not there, before a folder is made
-    keeper = Keeper(None if ledger is None else as_path("ledger", ledger))
-    if folder is not None:
-        keeper = keep_in(folder, ready, resume, keeper.ledger)
+    pays = None if ledger is None else as_path("ledger", ledger)
+    keeper = shard.of_first(lambda: Keeper(pays) if folder is None else keep_in(folder, ready, resume, pays))
     return train_alone(ready, keeper, device, callbacks, name)
 
 
