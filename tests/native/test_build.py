@@ -64,12 +64,31 @@ def test_several_processes_may_build_at_once(kept):
 
 
 @needs_compiler
+@pytest.mark.parametrize("first", ["import sklearn.cluster, torch", "import torch, sklearn.cluster"])
+def test_threads_are_torchs_where_another_package_brings_its_own(kept, first):
+    code = f"""if True:
+        import sys; from pathlib import Path; from sordino.native import build
+        {first}
+        build.SOURCES = Path(sys.argv[1])
+        found = build.load("team", lambda library: None)
+        torch.set_num_threads(2)
+        torch.randn(512, 512) @ torch.randn(512, 512)  # torch's team is there
+        before = len(list(Path("/proc/self/task").iterdir()))
+        print(found.reason, found.library.threads_of(2), len(list(Path("/proc/self/task").iterdir())) - before)
+    """
+    done = subprocess.run([sys.executable, "-c", code, str(kept.parent.parent)], capture_output=True, text=True)
+    assert done.stdout.split() == ["compiled", "2", "0"], done.stderr
+
+
+@needs_compiler
 def test_another_source_or_other_flags_are_another_library(kept):
     source = build.SOURCES / "team.cpp"
     first = build.built(source)
     assert build.built(source, ("-O1",)) != first
+    (build.SOURCES / "part.h").write_text("// what a source may include")
+    second = build.built(source)
     source.write_text(SOURCE + "// changed\n")
-    assert build.built(source) != first
+    assert len({first, second, build.built(source)}) == 3
 
 
 @needs_compiler
@@ -78,6 +97,14 @@ def test_a_library_that_fails_its_check_is_not_used(kept, caplog):
     assert found.library is None
     assert "sums differ by 1" in found.reason
     assert "sums differ by 1" in caplog.text
+
+
+@needs_compiler
+def test_a_check_that_fails_itself_is_a_reason(kept, caplog):
+    found = build.load("team", lambda library: library.no_such_function())
+    assert found.library is None
+    assert "could not be checked" in found.reason
+    assert "could not be checked" in caplog.text
 
 
 def test_without_a_compiler_there_is_a_reason_and_no_error(kept, monkeypatch):

@@ -14,6 +14,7 @@ import platform
 import shutil
 import stat
 import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -82,11 +83,14 @@ def _load(name: str, check: Check) -> Native:
     try:
         _share_threads()
         library = ctypes.CDLL(str(built(SOURCES / f"{name}.cpp")))
-        wrong = check(library)
-    except (_NotBuilt, OSError, AttributeError, RuntimeError, subprocess.SubprocessError) as error:
+    except (_NotBuilt, OSError, RuntimeError, subprocess.SubprocessError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         log.info("%s is not compiled, which is slower: %s", name, reason)
         return Native(None, f"not compiled: {reason}")
+    try:
+        wrong = check(library)
+    except Exception as error:  # whatever a check raises
+        wrong = f"it could not be checked: {str(error) or type(error).__name__}".splitlines()[0]
     if wrong is not None:
         log.warning("%s as compiled here is not used, which is slower: %s", name, wrong)
         return Native(None, f"compiled, and not used: {wrong}")
@@ -100,15 +104,19 @@ def _share_threads() -> None:
     except OSError:
         raise _NotBuilt("threads can be shared with torch on Linux only") from None
     found = sorted({line.split(maxsplit=5)[5] for line in mapped if "libgomp" in line or "libiomp" in line})
+    if len(found) > 1:  # other packages bring their own; torch's lies in its folder, or in the one beside it
+        home = str(Path(getattr(sys.modules.get("torch"), "__file__", None) or "/no/torch").parent)
+        found = [one for one in found if one.startswith((home + os.sep, home + ".libs" + os.sep))]
     if len(found) != 1:
-        raise _NotBuilt(f"torch has {len(found)} OpenMP libraries loaded, and one is needed to share its threads")
+        raise _NotBuilt("the OpenMP library of torch was not found, whose threads should be shared")
     ctypes.CDLL(found[0], mode=ctypes.RTLD_GLOBAL)
 
 
 def built(source: Path, flags: tuple[str, ...] = ()) -> Path:
     """The compiled source in the cache, compiled now where it is not there; ``flags`` come last and overrule."""
     compiler = _compiler()
-    about = "\n".join([source.read_text(), *COMPILE, *WIDE, *flags, _about(compiler), _processor()])
+    parts = [source, *sorted(source.parent.glob("*.h"))]
+    about = "\n".join([*(part.read_text() for part in parts), *COMPILE, *WIDE, *flags, _about(compiler), _processor()])
     folder = _folder()
     kept = folder / f"{source.stem}-{hashlib.sha256(about.encode()).hexdigest()[:24]}.so"
     if not kept.exists():

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sordino.client.gradients import fused
+from sordino.client.gradients import fused, pooled
 from sordino.client.gradients.convolution import ConvLayer
 from sordino.client.gradients.layers import EmbeddingLayer, GroupNormLayer, LayerNormLayer, LinearLayer
 from sordino.client.gradients.patches import Geometry, pads_with_zeros
@@ -210,7 +210,7 @@ class _RectifiedPool:
 
 @dataclass(frozen=True)
 class _ConvolvedPool:
-    """A convolution and the rectified pool after it; one kernel where there is one."""
+    """A convolution and the rectified pool after it; one kernel on a GPU, compiled loops on a CPU where there are."""
 
     convolution: _Trained
     layer: ConvLayer
@@ -222,6 +222,10 @@ class _ConvolvedPool:
             out, saved = layer.forward_pooled(x, tape, geometry.kernel[0])
             tape.volume += out.numel() * geometry.taps
             return out, lambda dy, further: layer.backward_pooled(dy, saved, tape, geometry, further)
+        if pooled.serves(layer, x, tape, geometry):
+            out, saved = pooled.forward(layer, x, tape, geometry.kernel[0])
+            tape.volume += out.numel() * geometry.taps
+            return out, lambda dy, further: pooled.backward(layer, dy, saved, tape, geometry.kernel[0], further)
         between, back = self.convolution(x, tape)
         out, through = self.pool(between, tape)
         return out, lambda dy, further: back(through(dy, True), further)

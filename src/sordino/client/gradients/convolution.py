@@ -17,7 +17,7 @@ from sordino.client.gradients.lengths import Length, squared_by_gram, squared_no
 from sordino.client.gradients.patches import Geometry, last_padded, patches_view, planes_view, scattered
 from sordino.client.gradients.positions import products_of, squared_convolution
 from sordino.client.gradients.tape import Held, Layer, Saved, Segments, Tape, Workspace
-from sordino.client.gradients.types import Slot
+from sordino.client.gradients.types import LayerPlan, Slot
 
 GHOST_GAIN = 24  # products that one held number is worth: written once, read twice
 FEW_CHANNELS = 4
@@ -39,7 +39,14 @@ class ConvLayer(Layer):
         self.inputs, self.outputs = module.in_channels, module.out_channels
         self.method, self.reason = "fast", "the way is chosen when the size of its input is known"
         self.way: Way | None = None
+        self.joined: Way | None = None
+        """Where the layer is recorded together with the pool after it: how; it then takes the place of its own way."""
         self._way_on: tuple[str, int] = ("", 1)
+
+    def plan(self) -> LayerPlan:
+        """How the layer is served, and why."""
+        plan = super().plan()
+        return plan if self.joined is None else plan._replace(method=self.joined.method, reason=self.joined.reason)
 
     def weight(self, tape: Tape) -> Tensor:
         """The kernels with two axes, ``[(rows,) outputs, channels, kh, kw]``."""
@@ -175,8 +182,9 @@ class ConvLayer(Layer):
 
     def pull(self, factors: Tensor, held: Held, segments: Segments, out: Tensor) -> None:
         """Weighted sums of what the way holds."""
-        if "weight" in self.slots and self.way is not None:
-            self.way.pull(factors, held, segments, out, self.slots["weight"])
+        way = self.joined or self.way
+        if "weight" in self.slots and way is not None:
+            way.pull(factors, held, segments, out, self.slots["weight"])
         if "bias" in self.slots:
             segments.weighted(factors, held["bias"], self.slots["bias"].part(out))
 
