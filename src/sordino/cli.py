@@ -207,6 +207,7 @@ def run(
             ledger=ledger,
             resume=resume,
             device=read.study.device,
+            deterministic=read.study.deterministic,
             name=read.study.name,
             baselines=baselines or read.study.baselines,
             callbacks=[live.watch(shown, read.study.seed, read.planned_rounds), tracked],

@@ -106,6 +106,7 @@ def simulate(setup: Setup, state: Checkpoint) -> Iterator[Checkpoint]:
 
     It ends early when nobody can pay for another turn.
     """
+    know_sizes(setup, state)
     taken = rounds.turns_taken(setup.plan, state.history)
     for number in range(state.round + 1, setup.plan.schedule.rounds + 1):
         if is_over(setup, state, number, taken):
@@ -313,6 +314,18 @@ def _chunk(
         from sordino.engine.debug import explain  # which looks through this module's loop
 
         raise SordinoError(explain(setup, state, clients, permit, sent, error)) from error
+
+
+def know_sizes(setup: Setup, state: Checkpoint) -> None:
+    """Let the engine find out what a record takes before rows are stacked by it, and not in the first round.
+
+    The first round would be cut into other stacks than the next ones, and a run that goes on would round otherwise than
+    one that was never stopped.
+    """
+    work, where = setup.work, setup.records.y.device
+    if work.stack and work.alone is None and len(setup.records):
+        x, y, _ = work.seen(setup.records.at(torch.zeros(1, dtype=torch.long, device=where)), 1, 0)
+        work.engine.settle(state.weights, x, y)
 
 
 def chunks(work: Work, terms: list[Terms]) -> Iterator[Index]:

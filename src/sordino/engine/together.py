@@ -27,6 +27,7 @@ from sordino.engine.simulate import (
     chunks,
     close_round,
     is_over,
+    know_sizes,
     look,
     open_round,
 )
@@ -45,6 +46,7 @@ def simulate_together(
     """
     _check(setups)
     records, first = _pool([one.records for one in setups])
+    know_sizes(setups[0], states[0])
     rules = [_rules(one.work) for one in setups]
     taken = [rounds.turns_taken(setup.plan, state.history) for setup, state in zip(setups, states)]
     for i, state in enumerate(states):
