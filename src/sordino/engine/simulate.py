@@ -31,6 +31,7 @@ from sordino.privacy.drawing import Members, draw_batches, draws_of
 from sordino.privacy.gate import Gate, Permit, Terms, fingerprint
 from sordino.privacy.generators import Batches, Keyed, Turn
 from sordino.privacy.types import Release
+from sordino.server.facts import Outcome
 from sordino.server.running import Running
 from sordino.server.select import Round
 from sordino.server.summed import Summed
@@ -191,9 +192,22 @@ def open_round(setup: Setup, state: Checkpoint, number: int, taken: Index) -> Op
 
 def close_round(setup: Setup, state: Checkpoint, opened: Opened, uploads: dict[str, Any]) -> dict[str, Any]:
     """Combine the uploads, step, and say what to show of the round."""
+    got, seen = receive(setup, state, opened, uploads)
+    return advance(got, seen, state, None if got.call is None else setup.plan.rule(*got.call))
+
+
+def receive(
+    setup: Setup, state: Checkpoint, opened: Opened, uploads: dict[str, Any]
+) -> tuple[rounds.Received, dict[str, Any]]:
+    """A round whose uploads are there, not yet combined, and what an observer sees of its clipping."""
     seen = _clipping(setup, state, opened) if uploads else {}
-    terms, called = opened.permit.terms, opened.called
-    closed = rounds.close_round(setup.course, state, opened.number, called, terms, opened.sent, opened.heard, uploads)
+    told = opened.permit.terms, opened.sent, opened.heard, uploads
+    return rounds.receive(setup.course, state, opened.number, opened.called, *told), seen
+
+
+def advance(got: rounds.Received, seen: dict[str, Any], state: Checkpoint, outcome: Outcome | None) -> dict[str, Any]:
+    """Step by what the rule made of the round, and say what to show of it."""
+    closed = rounds.advance(got, state, outcome)
     if "observer" in closed and "observer" in seen:
         seen["observer"] |= closed["observer"]
     return closed | seen
