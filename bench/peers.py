@@ -10,11 +10,12 @@ import torch
 from torch import nn
 
 from bench.flower import flower
-from bench.ours import persons, sordino
+from bench.ours import Running, persons, sordino
+from bench.vmapped import vmapped, vmapped_stacked
 from bench.workloads import Task
 from sordino.errors import BadInput
 
-Round = Callable[[], None]
+Round = Callable[[], object]
 
 
 def plain(task: Task, channels_last: bool = False) -> Round:
@@ -32,7 +33,7 @@ def plain(task: Task, channels_last: bool = False) -> Round:
             optimizer = torch.optim.SGD(local.parameters(), lr=0.05)
             own = task.own(client)
             for batch in task.batches[client]:
-                where = torch.from_numpy(own[batch])
+                where = task.place(own[batch])
                 optimizer.zero_grad()
                 nn.functional.cross_entropy(local(x[where]), task.y[where]).backward()
                 optimizer.step()
@@ -92,7 +93,7 @@ def _opacus_round(task: Task, first: nn.Module, local: Any, kind: Any, step: Any
             )
             own = task.own(client)
             for batch in task.batches[client]:
-                where = torch.from_numpy(own[batch])
+                where = task.place(own[batch])
                 optimizer.zero_grad()
                 step(optimizer, task.x[where], task.y[where])
             _add(total, local._module, first)
@@ -108,11 +109,14 @@ def _add(total: list[torch.Tensor], local: nn.Module, first: nn.Module) -> None:
 
 PEERS: dict[str, Callable[[Task], Round]] = {
     "sordino": sordino,
+    "sordino-running": Running,
     "persons": persons,
     "plain": plain,
     "plain-channels-last": plain_channels_last,
     "opacus": opacus,
     "ghost": ghost,
+    "vmap": vmapped,
+    "vmap-stacked": vmapped_stacked,
     "flower": flower,
 }
 

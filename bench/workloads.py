@@ -69,12 +69,22 @@ class Task:
     model: nn.Module
     plan: Plan
     batches: list[Batches]
+    deterministic: bool = True
+    """Whether a GPU is to repeat sordino's rounds bit for bit, as it does by default."""
 
     def own(self, client: int) -> NDArray[np.int64]:
         """Positions of a client's records in the pool. Clients of a large workload share one pool, to save memory."""
         pool = len(self.y) // self.work.records
         start = (client % pool) * self.work.records
         return np.arange(start, start + self.work.records)
+
+    def place(self, where: NDArray[np.int64]) -> Tensor:
+        """Positions of records, on the records' device."""
+        return torch.from_numpy(where).to(self.y.device)
+
+    def spread(self, client: int) -> float:
+        """z, a client's noise multiplier."""
+        return self.plan.clients[client].noise
 
 
 def find(name: str) -> Workload:
@@ -84,17 +94,17 @@ def find(name: str) -> Workload:
     return WORKLOADS[name]
 
 
-def plan_of(work: Workload, dimension: int, unit: int = 1) -> Plan:
+def plan_of(work: Workload, dimension: int, unit: int = 1, rounds: int = 2) -> Plan:
     """dp-fedavg's plan; with units of several records of as many fewer units a batch, so that records are as many."""
     names = tuple(f"client-{i}" for i in range(work.clients))
     sizes = np.full(work.clients, work.records // unit, dtype=np.int64)
     population = Population(names, sizes, (Budget(8.0, 1e-5),) * work.clients)
-    # Two rounds are planned and the first is timed: after it, nobody looks at the model.
-    training = Training(rounds=2, batch=work.batch // unit, steps=work.steps, lr=0.05, clip=1.0, evaluate=2)
+    # More rounds are planned than are timed: nobody looks at the model but after the last.
+    training = Training(rounds=rounds, batch=work.batch // unit, steps=work.steps, lr=0.05, clip=1.0, evaluate=rounds)
     return methods.make_plan(methods.get("dp-fedavg"), training, population, dimension, 0)
 
 
-def prepare(work: Workload, pool: int = 40) -> Task:
+def prepare(work: Workload, pool: int = 40, device: str = "cpu", deterministic: bool = True) -> Task:
     """Random records, the model, dp-fedavg's plan, and one round's batches as sordino's sampler draws them."""
     generator = torch.Generator().manual_seed(0)
     records = work.records * min(work.clients, pool)
@@ -106,4 +116,4 @@ def prepare(work: Workload, pool: int = 40) -> Task:
     batches = [
         source.batches(Turn(c.name, 1), "gradient", c.terms.sampling, c.records, c.terms.count) for c in plan.clients
     ]
-    return Task(work, x, y, model, plan, batches)
+    return Task(work, x.to(device), y.to(device), model.to(device), plan, batches, deterministic)

@@ -215,6 +215,7 @@ def run(
                 ledger=ledger,
                 resume=resume,
                 device=read.study.device,
+                deterministic=read.study.deterministic,
                 name=read.study.name,
                 baselines=baselines or read.study.baselines,
                 callbacks=callbacks,
@@ -415,7 +416,11 @@ def audit(
 @app.command()
 def bench(
     work: Annotated[str, typer.Option(help="Workloads, by comma: W1 to W4, W3-large-stem.")] = "W1,W2,W3,W4",
-    peers: Annotated[str, typer.Option(help="Beside plain: plain-channels-last, opacus, ghost, flower.")] = "",
+    peers: Annotated[
+        str, typer.Option(help="Beside plain: plain-channels-last, opacus, ghost, vmap, flower, sordino-running, ….")
+    ] = "",
+    device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "cpu",
+    deterministic: Annotated[bool, typer.Option(help="On a GPU: repeat rounds bit for bit, as runs do.")] = True,
     repeats: Annotated[int, typer.Option(min=1, help="Counted passes, interleaved.")] = 3,
     memory: Annotated[bool, typer.Option(help="Also measure peak memory, each in a process of its own.")] = True,
     growth: Annotated[bool, typer.Option("--growth", help="Instead: how time and memory grow.")] = False,
@@ -434,12 +439,15 @@ def bench(
     if (many or processes > 1) and not growth:
         raise BadInput("--many and --processes go with --growth: add it, or leave them out")
     with err_console.status("benchmarking") as status:
+        if growth and device != "cpu":
+            raise BadInput("--growth measures a CPU: leave --device out")
         if growth:
             curves = benchmark.growth.growth(show=status.update, many=many, processes=processes)
             found, table = {"growth": curves, "_meta": benchmark.about(1)}, benchmark.growth.growth_table(curves)
             rows = benchmark.growth.growth_rows(curves)
         else:
-            found = benchmark.bench(_words(work), _words(peers), repeats, memory, status.update)
+            how = {"device": device, "deterministic": deterministic}
+            found = benchmark.bench(_words(work), _words(peers), repeats, memory, status.update, **how)
             table, rows = benchmark.comparison(found), benchmark.rows(found)
     if apart:
         tell(as_csv, found, rows)

@@ -31,7 +31,7 @@ from sordino.privacy.drawing import Members, draw_batches, draws_of
 from sordino.privacy.gate import Gate, Permit, Terms, fingerprint
 from sordino.privacy.generators import Batches, Keyed, Turn
 from sordino.privacy.types import Release
-from sordino.server.facts import ServerState
+from sordino.server.facts import Outcome, ServerState
 from sordino.server.running import Running
 from sordino.server.select import Round
 from sordino.server.summed import Summed
@@ -107,6 +107,7 @@ def simulate(setup: Setup, state: Checkpoint) -> Iterator[Checkpoint]:
 
     It ends early when nobody can pay for another turn.
     """
+    know_sizes(setup, state)
     taken = rounds.turns_taken(setup.plan, state.history)
     for number in range(state.round + 1, setup.plan.schedule.rounds + 1):
         if is_over(setup, state, number, taken):
@@ -199,15 +200,29 @@ def close_round(setup: Setup, state: Checkpoint, opened: Opened, uploads: dict[s
     """Combine the uploads, step, and say what to show of the round: in the first process, whose state is all's."""
 
     def closed() -> tuple[dict[str, Any], Tensor, Tensor, ServerState]:
-        seen = _clipping(setup, state, opened) if uploads else {}
-        terms, called, sent = opened.permit.terms, opened.called, opened.sent
-        record = rounds.close_round(setup.course, state, opened.number, called, terms, sent, opened.heard, uploads)
-        if "observer" in record and "observer" in seen:
-            seen["observer"] |= record["observer"]
-        return record | seen, state.weights, state.shown, state.server
+        got, seen = receive(setup, state, opened, uploads)
+        record = advance(got, seen, state, None if got.call is None else setup.plan.rule(*got.call))
+        return record, state.weights, state.shown, state.server
 
     record, state.weights, state.shown, state.server = setup.shard.of_first(closed, state.weights.device)
     return record
+
+
+def receive(
+    setup: Setup, state: Checkpoint, opened: Opened, uploads: dict[str, Any]
+) -> tuple[rounds.Received, dict[str, Any]]:
+    """A round whose uploads are there, not yet combined, and what an observer sees of its clipping."""
+    seen = _clipping(setup, state, opened) if uploads else {}
+    told = opened.permit.terms, opened.sent, opened.heard, uploads
+    return rounds.receive(setup.course, state, opened.number, opened.called, *told), seen
+
+
+def advance(got: rounds.Received, seen: dict[str, Any], state: Checkpoint, outcome: Outcome | None) -> dict[str, Any]:
+    """Step by what the rule made of the round, and say what to show of it."""
+    closed = rounds.advance(got, state, outcome)
+    if "observer" in closed and "observer" in seen:
+        seen["observer"] |= closed["observer"]
+    return closed | seen
 
 
 def _ask(setup: Setup, state: Checkpoint, number: int, called: Round, ask: Ask, permit: Permit) -> Tensor:
@@ -336,6 +351,18 @@ def _chunk(
         from sordino.engine.debug import explain  # which looks through this module's loop
 
         raise SordinoError(explain(setup, state, clients, permit, sent, error)) from error
+
+
+def know_sizes(setup: Setup, state: Checkpoint) -> None:
+    """Let the engine find out what a record takes before rows are stacked by it, and not in the first round.
+
+    The first round would be cut into other stacks than the next ones, and a run that goes on would round otherwise than
+    one that was never stopped.
+    """
+    work, where = setup.work, setup.records.y.device
+    if work.stack and work.alone is None and len(setup.records):
+        x, y, _ = work.seen(setup.records.at(torch.zeros(1, dtype=torch.long, device=where)), 1, 0)
+        work.engine.settle(state.weights, x, y)
 
 
 def chunks(work: Work, terms: list[Terms]) -> Iterator[Index]:

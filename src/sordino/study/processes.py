@@ -188,6 +188,7 @@ def _work(task: Task, rank: int, count: int, meet: Path, threads: int, news: Any
             ledger=task.ledger,
             resume=task.resume,
             device=study.study.device,
+            deterministic=study.study.deterministic,
             name=study.study.name,
             baselines=task.baselines,
             callbacks=callbacks,

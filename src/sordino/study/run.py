@@ -28,7 +28,7 @@ from sordino.methods.settings import Settings
 from sordino.models.features import Spec
 from sordino.privacy.trust import NOBODY_TRUSTED, Trust
 from sordino.privacy.types import Budget
-from sordino.study.arguments import as_path, check_callbacks, check_clients, check_options, check_seed
+from sordino.study.arguments import as_path, check_callbacks, check_clients, check_flag, check_options, check_seed
 from sordino.study.baselines import Compared
 from sordino.study.features import described, with_features
 from sordino.study.folder import Folder, Keeper, Planned, planned
@@ -191,6 +191,7 @@ def train(
     features: Spec | None = None,
     name: str | None = None,
     precision: str = "float32",
+    deterministic: bool = True,
     trust: Trust | Mapping[str, Any] | None = None,
     evaluation: Evaluation | Mapping[str, Any] | None = None,
     baselines: bool = False,
@@ -213,6 +214,8 @@ def train(
     callbacks: called with each round's record.
     name: what to call the study in reports.
     precision: ``"mixed"`` lets a GPU compute activations in TF32; gradients of parameters and norms never are.
+    deterministic: repeat the run bit for bit on a GPU too, by slower algorithms; ``False`` lets its last bits vary. The
+        same run either way: draws, keys and promises do not depend on it.
     trust: ``{"noise": "shared", "colluders": 3}``: the server sees the sum of all updates alone, sites share the noise,
         and promises hold against the server and any three other sites (``Trust``). Default: noise per site, which holds
         against everybody.
@@ -231,6 +234,7 @@ def train(
     Every release is charged to the ledger before its noise is drawn; no client's spent ε exceeds its budget.
     """
     check_callbacks(callbacks)
+    check_flag("deterministic", deterministic)
     if resume and out is None:
         raise BadInput("resume=True needs out=, the folder of the run to go on with")
     shard, folder = Shard.now(), None if out is None else as_path("out", out)
@@ -238,8 +242,9 @@ def train(
     options, settings = with_features(model_options, features), {"rounds": rounds, **training}
     chosen = Trust.parse(trust), Evaluation.parse(evaluation)
     ready = prepare(clients, model, method, seed, options, settings, before, precision, *chosen)
+    ready = replace(ready, deterministic=deterministic)
     if baselines:
-        like = partial(_like, model=model, seed=seed, options=options, precision=precision)
+        like = partial(_like, model=model, seed=seed, options=options, precision=precision, deterministic=deterministic)
         ready = replace(ready, baselines=Compared(ready, settings, like, device).find)
     torch_device(device)  # refuses one that is not there, before a folder is made
     pays = None if ledger is None else as_path("ledger", ledger)
@@ -256,9 +261,11 @@ def _like(
     seed: int,
     options: dict[str, Any] | None,
     precision: str,
+    deterministic: bool,
 ) -> Prepared:
     """A run with other clients, another method and other settings than the one it is compared with, else the same."""
-    return prepare(clients, model, method, seed, options, settings, precision=precision)
+    ready = prepare(clients, model, method, seed, options, settings, precision=precision)
+    return replace(ready, deterministic=deterministic)
 
 
 def keep_in(path: Path, ready: Prepared, resume: bool, ledger: Path | None = None) -> Folder:

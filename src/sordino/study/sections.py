@@ -52,6 +52,7 @@ class StudyKeys(Section):
     seed: int = Field(default=0, ge=0)
     rounds: Annotated[int, Field(gt=0)] | Auto | None = None
     device: Annotated[str, AfterValidator(_device)] = "cpu"
+    deterministic: bool = True
     track: Literal["tensorboard", "mlflow"] | None = None
     baselines: bool = False
 

@@ -24,7 +24,7 @@ from sordino.client.rows import Records, seen_alone
 from sordino.client.turn import Work
 from sordino.data import Federation
 from sordino.engine.checkpoint import Checkpoint
-from sordino.engine.devices import threads_for_step, torch_device
+from sordino.engine.devices import repeatable, threads_for_step, torch_device
 from sordino.engine.evaluate import Observer
 from sordino.engine.mapped import MAPPED_BYTES, make_records
 from sordino.engine.rounds import stopped
@@ -203,7 +203,8 @@ def _train(
         for callback in callbacks:
             callback(record)
 
-    with tempfile.TemporaryDirectory(prefix="sordino-") as scratch, _ending(keeper, shard):
+    same_bits = repeatable(device, all(one.deterministic for one in runs))
+    with tempfile.TemporaryDirectory(prefix="sordino-") as scratch, same_bits, _ending(keeper, shard):
         with ExitStack() as books:
             for place, ready in enumerate(runs):
                 begin = partial(keeper.begin, place, ready.plan.method.private, Path(scratch), device)

@@ -14,7 +14,7 @@ from sordino.client.gradients.exact import Exact
 from sordino.client.gradients.fast import Fast
 from sordino.client.gradients.lengths import squared_norms
 from sordino.client.gradients.losses import Loss, loss_by_name
-from sordino.client.gradients.types import Engine, Graded, LayerPlan, evaluating, precise
+from sordino.client.gradients.types import Engine, Graded, LayerPlan, any_algorithm, evaluating, precise
 from sordino.errors import BadInput, SordinoError
 from sordino.models import refuse_batch_statistics, refuse_tied_weights, why_not_isolated
 
@@ -173,7 +173,7 @@ def disagreement(engine: Engine, model: nn.Module, loss: Loss, params: Tensor, x
     Both sides run in evaluation mode, so that dropout does not blur the comparison.
     """
     try:
-        with evaluating(engine.module), evaluating(model), precise():
+        with evaluating(engine.module), evaluating(model), precise(), any_algorithm():
             if x.device.type == "cpu":
                 graded = engine.shared(params, x, y, torch.zeros(len(y), dtype=torch.long), 1)
             else:  # where rows are stacked

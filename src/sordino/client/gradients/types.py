@@ -173,6 +173,9 @@ class Engine(Trainable, ABC):
     def bytes_per_record(self) -> int:
         """Memory a record takes until its batch is pulled, to size chunks by; a guess before the first batch."""
 
+    def settle(self, params: Tensor, x: Tensor, y: Tensor) -> None:
+        """Decide, for records of this shape, whatever the first batch would decide; nothing where that is settled."""
+
     @abstractmethod
     def describe(self) -> list[LayerPlan]:
         """Which implementation serves each layer, and why."""
@@ -269,6 +272,17 @@ def precise(mixed: bool = False) -> Iterator[None]:
         yield
     finally:
         torch.backends.cudnn.allow_tf32 = before
+
+
+@contextmanager
+def any_algorithm() -> Iterator[None]:
+    """Take any algorithm, repeatable or not, to compare with: what is only compared leaves no trace in a run."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(False)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
 
 
 @contextmanager
