@@ -43,7 +43,8 @@ ONSET = ("since this morning", "for three days", "for about two weeks", "started
 VITALS = ("BP {}/{}", "pulse {1}", "temp 36.{2}", "temp 38.{2}", "sats 9{2} percent", "GCS 15", "pain score {2}/10")
 FILLER = (
     "patient anxious", "bloods taken", "ECG done", "waiting for doctor", "allergic to penicillin", "family informed",
-    "history of diabetes", "takes blood thinners", "lives alone", "speaks little English", "vitals stable", "seen before",
+    "history of diabetes", "takes blood thinners", "lives alone", "speaks little English", "vitals stable",
+    "seen before",
 )  # fmt: skip
 
 
@@ -56,7 +57,7 @@ def slip(word: str, random: np.random.Generator) -> str:
 
 
 def note(kind: str, random: np.random.Generator) -> str:
-    """One note: one to three complaints, mostly of this department, things denied, vitals, and what is always written."""
+    """One note: complaints, mostly of this department, things denied, vitals, and what is always written."""
 
     def some(listed: tuple[str, ...], count: int) -> list[str]:
         return [listed[k] for k in random.permutation(len(listed))[:count]]

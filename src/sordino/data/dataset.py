@@ -44,8 +44,8 @@ class Dataset:
     Attributes
     ----------
     x, y, valid
-        Features (float32, or int64 where they are token ids), targets (int64 class numbers, or float32) and whether a record is valid. An invalid record
-        is a null row: x = 0, y = 0, valid = False.
+        Features (float32, or int64 where they are token ids), targets (int64 class numbers, or float32) and whether a
+        record is valid. An invalid record is a null row: x = 0, y = 0, valid = False.
     task, classes
         ``"classification"`` with the number of classes, or ``"regression"`` with None.
     test_x, test_y

@@ -309,7 +309,7 @@ def _checked_ids(where: str, x: npt.NDArray[Any], tokens: int) -> tuple[Features
         raise BadInput(
             f"{where}: array x is {x.dtype} of shape {x.shape}: token ids are whole numbers, as many for every record"
         )
-    inside = ((x >= 0) & (x < tokens)).all(axis=1)
+    inside: Bools = np.all((x >= 0) & (x < tokens), axis=1)
     told = f"has a token id outside 0 … {tokens - 1}"
     return np.where(inside[:, None], x, 0).astype(np.int64), [(~inside, "array x", told, None)]
 

@@ -295,7 +295,9 @@ def _check_roles(schema: Schema) -> None:
     """A column has one role, and a fill constant suits its column."""
     for column in schema.columns:
         if schema.columns.count(column) > 1:
-            raise BadInput(f"data.schema gives column {column!r} two roles: use one of numeric, categorical, text, target")
+            raise BadInput(
+                f"data.schema gives column {column!r} two roles: use one of numeric, categorical, text, target"
+            )
     for column in schema.columns if schema.names else ():
         if column not in (schema.names or ()):
             known = ", ".join(schema.names or ())

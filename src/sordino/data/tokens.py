@@ -194,7 +194,9 @@ def _word_list(listed: Any, where: str) -> tuple[str, ...]:
     for one in listed:
         small = str(one).strip().lower()
         if _WORD.fullmatch(small) is None:
-            raise BadInput(f"{where} lists {str(one)!r:.80}, which is not one word of letters and digits: take it apart")
+            raise BadInput(
+                f"{where} lists {str(one)!r:.80}, which is not one word of letters and digits: take it apart"
+            )
         if small in words:
             raise BadInput(f"{where} lists {small!r} twice: list every word once, in small letters")
         words[small] = None
@@ -228,7 +230,7 @@ def _read_words(file: Path, column: str) -> list[str]:
         lines = file.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(
-            f"data.schema.text.{column}.words: {file} cannot be read ({error}): name a UTF-8 file with one word a line, "
-            "or list the words"
+            f"data.schema.text.{column}.words: {file} cannot be read ({error}): name a UTF-8 file with one word a "
+            "line, or list the words"
         ) from None
     return [line.strip() for line in lines if line.strip()]

@@ -37,13 +37,15 @@ class Bag(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """``[records, length]`` to ``[records, wide]``."""
         ids = x.sort(1).values  # equal ones stand together, so that each is counted once
-        first = torch.cat([torch.ones_like(ids[:, :1], dtype=torch.bool), ids[:, 1:] != ids[:, :-1]], 1) & (ids != PADDING)
+        start = torch.ones_like(ids[:, :1], dtype=torch.bool)
+        first = torch.cat([start, ids[:, 1:] != ids[:, :-1]], 1) & (ids != PADDING)
         weight = first.to(self.table.weight.dtype)
         share = math.sqrt(1 - Intercept.SHARE**2) / weight.sum(1, keepdim=True).clamp(min=1).sqrt()
         constant = torch.full_like(ids[:, :1], self.vocabulary)
         weight = torch.cat([weight * share, torch.full_like(weight[:, :1], Intercept.SHARE)], 1).unsqueeze(2)
         found = self.table(torch.cat([ids, constant], 1))
-        return (found * weight).masked_fill(weight == 0, 0).sum(1)
+        bag: Tensor = (found * weight).masked_fill(weight == 0, 0).sum(1)
+        return bag
 
 
 @isolated
@@ -126,7 +128,7 @@ def text_bag(shape: Shape, classes: int | None, vocabulary: int | None = None, w
 def text_encoder(
     shape: Shape, classes: int | None, vocabulary: int | None = None, width: int = 32, layers: int = 1, heads: int = 4
 ) -> nn.Module:
-    """A small transformer: learnt places, ``layers`` blocks of attention with ``heads`` heads, a mean, a linear head."""
+    """A small transformer: learnt places, ``layers`` blocks of attention in ``heads`` heads, a mean, a linear head."""
     length, ids = _length("text-encoder", shape), _whole("text-encoder", "vocabulary", vocabulary, 2)
     if width % heads:
         raise BadInput(f"model 'text-encoder': width = {width} does not part into {heads} heads: use a multiple of it")

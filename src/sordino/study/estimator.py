@@ -76,7 +76,8 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         names, owners = _dealt(clients, len(x))
         dataset = Dataset(
             type(self).__name__, x, targets, self.task, None if known.classes is None else len(known.classes), valid,
-            owners=owners, names=names, source={"clients": "arrays"}, ranged=known.ranged, tokens=known.tokens, schema=table,
+            owners=owners, names=names, source={"clients": "arrays"}, ranged=known.ranged, tokens=known.tokens,
+            schema=table,
         )  # fmt: skip
         if known.unit is not None:
             dataset = dataset.by_unit(_units(found.ids or (), known), known.unit_records, known.unit_name)
@@ -126,9 +127,9 @@ class Classifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
     delta: the δ of these promises, well below 1/records.
     model, method: as in ``sd.train``.
     schema: public constants that make numbers of records, as a study's ``[data.schema]``. With ``numeric``,
-        ``categorical`` or ``text``, X is a data frame or a dict of columns and may have missing cells; without, X is an array of
-        numbers, which are taken as they are, or clipped to ``values = [low, high]`` and scaled. ``classes`` declares
-        the labels; without it they are read off y, which no promise covers.
+        ``categorical`` or ``text``, X is a data frame or a dict of columns and may have missing cells; without, X is an
+        array of numbers, which are taken as they are, or clipped to ``values = [low, high]`` and scaled. ``classes``
+        declares the labels; without it they are read off y, which no promise covers.
     training: further keywords of ``sd.train``, such as ``{"rounds": 30, "lr": 0.2}``.
     ledger: a file that all fits pay from. It holds the budget: what a search or a cross-validation may spend in all.
         Without one, each fit spends ``epsilon``, and several of them add up.

@@ -52,9 +52,8 @@ def load(path: str | os.PathLike[str], model: nn.Module | None = None) -> Run:
         options, features = about["options"], about.get("features")
         if features is not None:
             options = {**options, "features": {"name": features["name"], **features["options"]}}
-        template = models.build(
-            about["name"], tuple(about["shape"]), about["classes"], result["seed"], tokens=about.get("tokens"), **options
-        )
+        records = tuple(about["shape"]), about["classes"], result["seed"]
+        template = models.build(about["name"], *records, tokens=about.get("tokens"), **options)
         if features is not None and described(template)["sha256"] != features["sha256"]:
             raise BadInput(f"features '{features['name']}' are not what this run was trained with: their hash differs")
     return Run(result, weights, template, personal)

@@ -208,8 +208,8 @@ class SiteFile(Section):
             whose, most = torch.from_numpy(members(dataset.units, schema.unit_records)), schema.unit_records
         records = Records(torch.from_numpy(dataset.x), torch.from_numpy(dataset.y), valid, members=whose)
         shape, hashed = dataset.x.shape[1:], schema_hash(schema)
-        more = {"unit_records": most, "tokens": dataset.tokens}
-        return records, Declared(len(records), shape, dataset.classes, hashed, **more)
+        about = len(records), shape, dataset.classes, hashed
+        return records, Declared(*about, unit_records=most, tokens=dataset.tokens)
 
     def _check_unit(self, schema: Schema) -> None:
         """Refuse a schema that protects another unit than this site insists on, or parts a unit's records."""
