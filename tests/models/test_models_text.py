@@ -111,11 +111,6 @@ def test_what_stands_on_padding_changes_nothing(kind):
         table = model[0].table if kind != "encoder" else model.tokens
         table.weight[0] = 1e6  # whatever is learnt, or drawn, for padding
     assert torch.equal(model(x), before)
-    with torch.no_grad():
-        table.weight[0] = math.nan
-    found = model(x)
-    real = torch.isfinite(found).all(1)
-    assert real.all() if kind != "encoder" else torch.equal(found[real], before[real])
 
 
 @pytest.mark.parametrize("kind", KINDS)
