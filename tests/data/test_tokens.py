@@ -94,6 +94,15 @@ def test_the_words_between_are_the_same_for_every_character():
         assert list(how.split(letter)) == plain_words(letter), hex(code)
 
 
+def test_pairs_are_words_and_what_neighbours_say_together():
+    how = Tokenizer("pairs", 16384, 8)
+    wanted = ["no", "chest", "no chest", "pain", "chest pain"]
+    assert list(how.split("No chest-pain!")) == wanted
+    assert how.encode(["No chest-pain!"])[0].tolist() == padded([2 + crc32(w.encode()) % 16382 for w in wanted], 8)
+    assert list(how.split("pain")) == ["pain"]
+    assert list(how.split("")) == []
+
+
 def test_declared_words_and_characters_have_their_places():
     listed = Tokenizer("words", 5, 4, ("pain", "chest", "übel"))
     assert listed.encode(["Chest PAIN of the chest", "übel", ""]).tolist() == [[3, 2, 1, 1], [4, 0, 0, 0], [0] * 4]
@@ -134,7 +143,7 @@ def test_a_record_has_one_shape_however_long_its_text():
     [
         ({"note": "words"}, r"text.note is 'words': it is a table"),
         ({"note": {"token": "words"}}, r"text.note.token is unknown: the keys are tokens, vocabulary, words, length"),
-        ({"note": {"tokens": "bpe"}}, r"text.note.tokens is 'bpe': use words or characters"),
+        ({"note": {"tokens": "bpe"}}, r"text.note.tokens is 'bpe': use words, pairs or characters"),
         ({"note": {"length": 0}}, r"text.note.length is 0: it is a whole number from 1 to 2048"),
         ({"note": {"vocabulary": 4096.0}}, r"text.note.vocabulary is 4096.0: it is a whole number"),
         ({"note": {"vocabulary": MOST_IDS + 1}}, r"from 3 to 1000000"),

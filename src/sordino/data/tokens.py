@@ -29,8 +29,8 @@ PADDING, UNKNOWN, FIRST = 0, 1, 2
 BINS = 16
 """A number beside a text is told by which of so many equal parts of its declared range it is in."""
 
-VOCABULARY = {"words": 4096, "characters": 386}
-LENGTH = {"words": 64, "characters": 256}
+VOCABULARY = {"words": 4096, "pairs": 16384, "characters": 386}
+LENGTH = {"words": 64, "pairs": 128, "characters": 256}
 """What is used where a column's tokenizer does not say; 386 ids are those of all code points below 384, which the
 languages of Europe in Latin letters are written with, and the two others."""
 
@@ -57,7 +57,8 @@ class Tokenizer:
     Attributes
     ----------
     kind
-        ``words``: runs of letters and digits in small letters. ``characters``: single ones in small letters.
+        ``words``: runs of letters and digits in small letters. ``pairs``: these, and after each but the first it and
+        the one before, with a blank between: "no pain" is then more than "no" and "pain". ``characters``: single ones.
     vocabulary
         How many ids there are in all, padding and unknown included.
     length
@@ -78,10 +79,20 @@ class Tokenizer:
     def split(self, text: str) -> Iterator[str]:
         """The tokens of a text, in order."""
         small = text.lower()
-        return iter(small) if self.kind == "characters" else (found.group() for found in _WORD.finditer(small))
+        if self.kind == "characters":
+            yield from small
+            return
+        before = ""
+        for found in _WORD.finditer(small):
+            word = found.group()
+            yield word
+            if self.kind == "pairs":
+                if before:
+                    yield f"{before} {word}"
+                before = word
 
     def number(self, token: str) -> int:
-        """The id of a token: 2 + crc32(UTF-8) mod (vocabulary − 2) of a word, unless words or characters are declared.
+        """The id of a token: 2 + crc32(UTF-8) mod (vocabulary − 2), but of declared words and of characters.
 
         CRC-32 as in zip files, the same on every machine and in every language.
         """
@@ -167,13 +178,13 @@ def parse_tokenizer(value: Any, column: str) -> Tokenizer:
         raise BadInput(f"{where}.{key} is unknown: the keys are {', '.join(_KEYS)}")
     kind = value.get("tokens", "words")
     if kind not in VOCABULARY:
-        raise BadInput(f"{where}.tokens is {kind!r}: use words or characters")
+        raise BadInput(f"{where}.tokens is {kind!r}: use words, pairs or characters")
     length = _whole(value.get("length", LENGTH[kind]), f"{where}.length", 1, MOST_LENGTH)
     if "words" not in value:
         size = _whole(value.get("vocabulary", VOCABULARY[kind]), f"{where}.vocabulary", FIRST + 1, MOST_IDS)
         return Tokenizer(kind, size, length)
     if kind != "words" or "vocabulary" in value:
-        other = "vocabulary" if "vocabulary" in value else "tokens = 'characters'"
+        other = "vocabulary" if "vocabulary" in value else f"tokens = {kind!r}"
         raise BadInput(f"{where} has words and {other}: a list of words has the ids of its words, keep one of the two")
     words = _word_list(value["words"], f"{where}.words")
     return Tokenizer(kind, FIRST + len(words), length, words)
