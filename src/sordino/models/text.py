@@ -90,7 +90,8 @@ class Encoder(nn.Module):
     def __init__(self, vocabulary: int, length: int, outputs: int, wide: int, layers: int, heads: int) -> None:
         super().__init__()
         self.tokens, self.places = nn.Embedding(vocabulary, wide), nn.Embedding(length, wide)
-        nn.init.normal_(self.places.weight, std=0.1)
+        for table in (self.tokens, self.places):  # as small as other weights: noise is as large on all of them
+            nn.init.normal_(table.weight, std=0.02)
         self.blocks = nn.ModuleList(Block(wide, heads) for _ in range(layers))
         self.norm, self.head = nn.LayerNorm(wide), nn.Linear(wide, outputs)
 
