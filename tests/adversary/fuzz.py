@@ -54,8 +54,13 @@ MODELS = {
         (2, 6, 6),
     ),
     "tokens": (Tokens, (7,)),
+    "text-bag": (lambda: models.build("text-bag", (7,), 3, tokens=5), (7,)),
+    "text-encoder": (lambda: models.build("text-encoder", (7,), 3, tokens=5, width=6, heads=2), (7,)),
 }
 """Every layer rule and every way of a convolution."""
+
+IDS = ("tokens", "text-bag", "text-encoder")
+"""Those of them that read token ids."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +89,7 @@ def case(name: str, seed: int, copies: int = 1) -> Case:
         for parameter in model.parameters():
             _spoil(parameter, random)
     n = 5
-    if name == "tokens":
+    if name in IDS:
         x = torch.from_numpy(random.integers(0, 5 if random.random() < 0.5 else 2, (n, *shape)))
     else:
         x = torch.randn(n, *shape) * float(10.0 ** random.choice([0, 0, 0, random.uniform(-38, 38)]))
@@ -96,7 +101,7 @@ def case(name: str, seed: int, copies: int = 1) -> Case:
     factors, labels = torch.from_numpy(chosen.astype(np.float32)), torch.from_numpy(random.integers(0, 3, n))
     clip = float(10.0 ** random.uniform(-4, 3))
     if copies > 1:
-        others = [x.flip(1) if name == "tokens" else x * random.choice([-1, 1, 1e6, 0]) for _ in range(copies - 1)]
+        others = [x.flip(1) if name in IDS else x * random.choice([-1, 1, 1e6, 0]) for _ in range(copies - 1)]
         x = torch.stack([x, *others], 1)
     return Case(name, model, x, labels, factors, clip, copies)
 

@@ -4,6 +4,7 @@ from sordino.models.features import check_features, extractor
 from sordino.models.fixed import Features, apply_fixed, digest, one_by_one, split_fixed
 from sordino.models.isolation import (
     check,
+    dtype_of,
     isolated,
     private_ready,
     refuse_batch_statistics,
@@ -21,6 +22,7 @@ __all__ = [
     "check_features",
     "check_spec",
     "digest",
+    "dtype_of",
     "extractor",
     "isolated",
     "names",

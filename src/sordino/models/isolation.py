@@ -22,7 +22,7 @@ from sordino.errors import BadInput
 Module = TypeVar("Module", bound=type[nn.Module])
 
 _KNOWN: set[type[nn.Module]] = {
-    nn.Sequential,
+    nn.Sequential, nn.ModuleList,
     nn.Linear, nn.Embedding, nn.Conv1d, nn.Conv2d,
     nn.GroupNorm, nn.LayerNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d,
     nn.Identity, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.CELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Softplus,
@@ -92,6 +92,11 @@ def why_not_isolated(model: nn.Module) -> str | None:
         if "forward" in vars(module) or any(getattr(module, hooks, None) for hooks in _HOOKS):
             return f"{where} ({kind.__name__}) has code of its own put on it"
     return None
+
+
+def dtype_of(tokens: int | None) -> torch.dtype:
+    """The type of records: whole numbers where they are ids of so many ``tokens``, else float32."""
+    return torch.float32 if tokens is None else torch.int64
 
 
 def check(model: nn.Module, shape: tuple[int, ...], classes: int | None, dtype: torch.dtype = torch.float32) -> None:

@@ -48,6 +48,34 @@ def check_options(name: str, factory: Callable[..., nn.Module], options: Mapping
             raise BadInput(f"model '{name}': {key} = {value!r}: it is {told}")
 
 
+def with_vocabulary(
+    name: str, factory: Callable[..., nn.Module], options: Mapping[str, Any], tokens: int | None
+) -> dict[str, Any]:
+    """The options with the ``vocabulary`` of a network that reads token ids, of which there are ``tokens``.
+
+    Refuses a network for numbers where records are token ids, and one for token ids where they are numbers.
+    """
+    reads = "vocabulary" in inspect.signature(factory).parameters
+    if tokens is None:
+        if reads and "vocabulary" not in options:
+            raise BadInput(
+                f"model '{name}' reads text, and these records are numbers: declare a text column as "
+                "[data.schema.text], or take another model, such as 'auto'"
+            )
+        return dict(options)
+    if not reads and ":" not in name:
+        raise BadInput(
+            f"model '{name}' takes numbers, and these records are texts: use 'text-bag' or 'text-encoder', or put "
+            "features of your own before it"
+        )
+    if options.get("vocabulary", tokens) != tokens:
+        raise BadInput(
+            f"model '{name}': vocabulary = {options['vocabulary']!r}, and the records have {tokens} token ids: leave "
+            "it out, it follows from the schema"
+        )
+    return {**options, **({"vocabulary": tokens} if reads else {})}
+
+
 def in_single_precision(model: nn.Module) -> nn.Module:
     """The model itself, or where its weights are of another precision a copy of it in float32.
 

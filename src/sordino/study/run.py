@@ -47,12 +47,13 @@ def load(path: str | os.PathLike[str], model: nn.Module | None = None) -> Run:
     about = result["study"]["model"]
     template = model
     if model is not None:
-        models.check(model, tuple(about["shape"]), about["classes"])
+        models.check(model, tuple(about["shape"]), about["classes"], models.dtype_of(about.get("tokens")))
     elif about["name"] in models.names() or ":" in about["name"]:
         options, features = about["options"], about.get("features")
         if features is not None:
             options = {**options, "features": {"name": features["name"], **features["options"]}}
-        template = models.build(about["name"], tuple(about["shape"]), about["classes"], result["seed"], **options)
+        records = tuple(about["shape"]), about["classes"], result["seed"]
+        template = models.build(about["name"], *records, tokens=about.get("tokens"), **options)
         if features is not None and described(template)["sha256"] != features["sha256"]:
             raise BadInput(f"features '{features['name']}' are not what this run was trained with: their hash differs")
     return Run(result, weights, template, personal)
@@ -91,9 +92,9 @@ def prepare(
     given = {key: value for key, value in training.items() if value is not None}
     options = dict(model_options or {})
     if isinstance(model, str) and model == "auto":
-        model, options = models.usual(clients.shape, clients.ranged, options)
-    template = models.build(model, clients.shape, clients.classes, seed, **options)
-    models.check(template, clients.shape, clients.classes)
+        model, options = models.usual(clients.shape, clients.ranged, options, clients.tokens)
+    template = models.build(model, clients.shape, clients.classes, seed, tokens=clients.tokens, **options)
+    models.check(template, clients.shape, clients.classes, models.dtype_of(clients.tokens))
     loss = "cross-entropy" if clients.task == "classification" else "half-squared-error"
     if precision not in {"float32", "mixed"}:
         raise BadInput(f"precision {precision!r} is unknown: use float32 or mixed")
@@ -112,7 +113,8 @@ def prepare(
         judged_by = engine
         trained, graded_loss = chosen.local.trains(trained)
         engine = build(trained, graded_loss)
-    reach = models.reach(template, clients.shape) if methods.wants_auto(chosen, given) else 1.0
+    auto = methods.wants_auto(chosen, given)
+    reach = models.reach(template, clients.shape, clients.tokens) if auto else 1.0
     learner = methods.Learner(engine.dimension, clients.classes, reach, models.weight_size(template))
     plan = methods.settle(chosen, given, population, learner, seed, noises=before and before.noises, trust=trust)
     if evaluation is not None and held is not None:
@@ -129,6 +131,7 @@ def prepare(
             "shape": list(clients.shape),
             "classes": clients.classes,
             "parameters": engine.dimension,
+            **({} if clients.tokens is None else {"tokens": clients.tokens}),
             **({"features": described(template)} if "features" in options else {}),
         },
         "loss": loss,
@@ -203,7 +206,7 @@ def train(
     ----------
     clients: a federation with budgets: ``sd.data.load(…).partition(…).with_budgets(…)``.
     model: a name, ``"module:factory"``, or an ``nn.Module``. ``"auto"`` is a linear head on fixed features: scattering
-        for images, bins for tables with declared ranges.
+        for images, bins for tables with declared ranges, which words there are for texts.
     features: a fixed map to put before the model, applied once: ``"scatter"``, ``{"name": "binned", "bins": 16}``,
         ``"module:factory"``.
     method: a registered name, or ``sd.Method(…)``. ``"auto"`` sets itself from public facts: sizes, budgets, the model.

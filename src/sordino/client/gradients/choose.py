@@ -138,13 +138,14 @@ class Checked(Engine):
         kind = y.device.type
         if kind in self.settled or not bool(params.isfinite().all()):
             return
-        given = params, *_two_like(x, y, 0)
+        ids = min((one.num_embeddings for one in self._model.modules() if isinstance(one, nn.Embedding)), default=1)
+        given = params, *_two_like(x, y, 0, ids)
         model = self._model if kind == "cpu" else copy.deepcopy(self._model).to(y.device)
         allowed, self.engine.mixed = self.engine.mixed, False
         reason = disagreement(self.engine, model, self._loss, *given)
         if reason and kind != "cpu":
             # Float64 has no kernels of its own to compare; other records have other edges.
-            given = params, *_two_like(x, y, 1)
+            given = params, *_two_like(x, y, 1, ids)
             reason = disagreement(self.engine, model, self._loss, *given)
         if reason and isinstance(self.engine, Fast) and fused.serves(given[1]):
             without = Fast(self._model, self._loss, copies=self.copies)
@@ -207,10 +208,10 @@ def _gap(got: Tensor, wanted: Tensor) -> float:
     return float(got.sub_(wanted).norm() / wanted.norm().clamp_min(torch.finfo(wanted.dtype).tiny))
 
 
-def _two_like(x: Tensor, y: Tensor, seed: int) -> tuple[Tensor, Tensor]:
-    """Two records at random where they are numbers, else of zeros: no client's values decide which engine is taken."""
+def _two_like(x: Tensor, y: Tensor, seed: int, ids: int) -> tuple[Tensor, Tensor]:
+    """Two records at random: no client's values decide which engine is taken. Whole numbers are below ``ids``."""
     labels = torch.zeros_like(y[:1]).expand(2, *y.shape[1:])
-    if not x.is_floating_point():
-        return torch.zeros_like(x[:1]).expand(2, *x.shape[1:]), labels
     generator = torch.Generator().manual_seed(seed)
+    if not x.is_floating_point():
+        return torch.randint(ids, (2, *x.shape[1:]), generator=generator).to(x), labels
     return torch.randn((2, *x.shape[1:]), generator=generator, dtype=x.dtype).to(x.device), labels

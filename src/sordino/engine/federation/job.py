@@ -87,7 +87,8 @@ def understand(text: str, policy: Policy, declared: Declared, budget: Budget) ->
     check_study(policy, brief, method, declared, budget)
     about = brief["model"]
     check_size(policy, about["name"], declared, about["options"])
-    template = models.build(about["name"], declared.shape, declared.classes, int(brief["seed"]), **about["options"])
+    records = declared.shape, declared.classes, int(brief["seed"])
+    template = models.build(about["name"], *records, tokens=declared.tokens, **about["options"])
     loss = "cross-entropy" if declared.classes is not None else "half-squared-error"
     check_features(brief, template)
     augment = None if brief.get("augment") is None else Augment.parse(brief["augment"])
@@ -119,7 +120,7 @@ def understand(text: str, policy: Policy, declared: Declared, budget: Budget) ->
 def _size(fixed: nn.Module, declared: Declared) -> int:
     """Bytes of one record's features."""
     with torch.no_grad():
-        found: Tensor = fixed(torch.zeros(1, *declared.shape))
+        found: Tensor = fixed(torch.zeros((1, *declared.shape), dtype=models.dtype_of(declared.tokens)))
     return found.nbytes
 
 
