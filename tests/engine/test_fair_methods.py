@@ -10,7 +10,7 @@ import torch
 
 import sordino as sd
 from sordino import methods
-from sordino.errors import BadInput
+from sordino.errors import BadInput, Diverged
 from sordino.study import run as running
 from sordino.study import session
 
@@ -69,6 +69,26 @@ def test_every_method_equals_a_plain_loop(digits, case, steps):
         reference = partial(reference, weight=0.5)
     done = trained(digits, method, parts, **settings)
     assert distance(done.weights, expected(digits, method, reference, parts, **settings)) < 1e-5
+
+
+def test_a_bounded_fair_step_equals_a_plain_loop_where_the_bound_is_reached(digits):
+    parts = {"local": {"name": "fair", "weight": 2.0, "most": 1.5}}
+    settings = {"steps": 3, "lr": 2.0}
+    done = trained(digits, "fedfair", parts, **settings)
+    bounded = partial(plain.fedfair, weight=2.0, most=1.5)
+    assert distance(done.weights, expected(digits, "fedfair", bounded, parts, **settings)) < 1e-5
+    published = {"local": {"name": "fair", "weight": 2.0}}
+    assert distance(trained(digits, "fedfair", published, **settings).weights, done.weights) > 1e-2
+
+
+def test_feedback_that_diverges_stays_finite_with_a_bound(digits):
+    """A client whose loss grows takes longer steps, and its loss grows: the bound cuts that."""
+    settings = {"rounds": 12, "steps": 10, "lr": 8.0}
+    with pytest.raises(Diverged):
+        trained(digits, "fedfair", {"local": {"name": "fair", "weight": 1.0}}, **settings)
+    done = trained(digits, "fedfair", {"local": {"name": "fair", "weight": 1.0, "most": 3.0}}, **settings)
+    assert np.isfinite(done.result["final"]["loss"])
+    assert done.result["final"]["accuracy"] > 0.5
 
 
 @pytest.mark.parametrize("case", ["fedfdp", "fedfdp, same batch", "fedfair"])
