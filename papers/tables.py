@@ -30,12 +30,14 @@ def measured(experiment: Experiment, cells: Sequence[Cell], store: Store) -> lis
     for place, runs in found.items():
         values: dict[str, float | None] = {}
         deviations: dict[str, float | None] = {}
+        seeds: dict[str, dict[int, float]] = {}
         for measure in experiment.measures:
-            seen = [known["final"].get(measure.key) for _, known in runs]
-            numbers = [measure.scale * value for value in seen if value is not None]
+            seen = {cell.seed: known["final"].get(measure.key) for cell, known in runs}
+            seeds[measure.key] = {seed: measure.scale * value for seed, value in seen.items() if value is not None}
+            numbers = list(seeds[measure.key].values())
             values[measure.key] = float(np.mean(numbers)) if numbers else None
             deviations[measure.key] = float(np.std(numbers, ddof=1)) if len(numbers) > 1 else None
-        entries.append(Entry(place, values, deviations, len(runs), dict(runs[0][0].chosen)))
+        entries.append(Entry(place, values, deviations, len(runs), dict(runs[0][0].chosen), seeds))
     return entries
 
 
