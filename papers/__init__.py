@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import datetime
 import difflib
+import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +28,7 @@ from papers.catalogue import EXPERIMENTS
 from papers.experiment import Cell, Entry, Experiment, Exploring, Place
 from papers.make import Workshop
 from papers.packed import pack
+from papers.pages import page_of
 from papers.runner import Cells, Silent, matching, settle
 from papers.search import Search, searches, told
 from papers.store import Store, commit, hardware
@@ -223,12 +225,10 @@ def _written(
     pages = {
         "table.csv": tables.to_csv(flat),
     }
-    lines = None
-    if experiment.page is not None:
-        lines, more = experiment.page(done.folder, cells, store, done.about)
-        results |= more
+    if experiment.gather is not None:
+        results |= experiment.gather(done.folder, cells, store, done.about)
     pages["results.json"] = to_json(results, indent=1)
-    pages["table.md"] = tables.to_markdown(experiment, entries, done.about, lines)
+    pages["table.md"] = page_of(experiment, json.loads(pages["results.json"]))
     if cells:
         pages["curves.csv"] = tables.curves_csv(experiment, cells, store)
     for page, text in pages.items():

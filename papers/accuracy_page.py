@@ -33,6 +33,15 @@ def interval(differences: Sequence[float]) -> tuple[float, float, float]:
     return mean, mean - half, mean + half
 
 
+def scores_in(results: Mapping[str, Any]) -> dict[tuple[str, str, str], dict[int, float]]:
+    """By place and seed the accuracy in points of every run that results.json lists; a run that diverged scores 0."""
+    found: dict[tuple[str, str, str], dict[int, float]] = {}
+    for one in results["runs"]:
+        value = 0.0 if "diverged" in one else 100 * one["final"]["accuracy"]
+        found.setdefault((one["block"], one["row"], one["column"]), {})[one["seed"]] = value
+    return found
+
+
 def _held(folder: Path, kind: str, key: str) -> dict[str, Any] | None:
     path = folder / kind / f"{key}.json"
     return json.loads(path.read_text())["found"] if path.exists() else None
@@ -132,13 +141,16 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return said
 
 
-def page(
-    folder: Path, cells: Sequence[Cell], store: Store, about: Mapping[str, Any]
-) -> tuple[list[str], dict[str, Any]]:
-    """Lines of Markdown for the page, and what results.json holds of it: rows, fits, every searched point."""
+def gather(folder: Path, cells: Sequence[Cell], store: Store, about: Mapping[str, Any]) -> dict[str, Any]:
+    """What results.json holds beside: rows, fits, every searched point."""
     rows = [row for triple in triples() if (row := row_of(folder, triple, cells, store))]
-    fitted = fits(folder)
     searches = {one.key: held["points"] for one in triples() if (held := _held(folder, "search", one.key))}
+    return {"rows": rows, "fits": fits(folder), "searched": searches}
+
+
+def lines_of(results: Mapping[str, Any]) -> list[str]:
+    """Lines of Markdown for the page."""
+    rows, fitted = results["rows"], results["fits"]
     lines: list[str] = []
     if rows:
         columns = list(dict.fromkeys(name for row in rows for name in row["scores"]))
@@ -162,7 +174,7 @@ def page(
         numbers = f"{one['noise']:g} | {one['power']:g} | {one['regression']:g} | {one['regret']:.2f}"
         lines.append(f"| {one['without'] or 'nothing'} | {numbers} | {cost} |")
     lines += ["", "Regret: points of the kernel regression below its own best, on average over triples.", ""]
-    return lines, {"rows": rows, "fits": fitted, "searched": searches}
+    return lines
 
 
 def _line(row: Mapping[str, Any], columns: Sequence[str]) -> str:
@@ -178,5 +190,5 @@ def _line(row: Mapping[str, Any], columns: Sequence[str]) -> str:
 def _gap(gap: Sequence[float] | None) -> str:
     if gap is None:
         return "–"
-    limits = f" [{gap[1]:+.1f}, {gap[2]:+.1f}]" if math.isfinite(gap[1]) else ""
+    limits = "" if gap[1] is None else f" [{gap[1]:+.1f}, {gap[2]:+.1f}]"  # one pair has none, which JSON calls null
     return f"{gap[0]:+.1f}{limits}"

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from papers.accuracy_page import interval
+from papers.accuracy_page import interval, scores_in
 from papers.experiment import ACCURACY, Cell, Experiment, Quick
-from papers.store import Store
 
 PERSONS, LEVELS = "a person against a record, at equal ε", "levels of consent against everybody as strict"
 PERSON, RECORD = "every student protected, with all ratings at a department", "every rating protected"
@@ -65,40 +63,31 @@ def cells() -> tuple[Cell, ...]:
     return tuple(found)
 
 
-def page(
-    folder: Path, planned: Sequence[Cell], store: Store, about: Mapping[str, Any]
-) -> tuple[list[str], dict[str, Any]]:
+def lines(results: Mapping[str, Any]) -> list[str]:
     """Accuracies of both rows of a comparison, and their paired difference with a 95 % interval."""
-    scores: dict[tuple[str, str, str], dict[int, float]] = {}
-    rates: dict[tuple[str, str, str], Any] = {}
-    for cell in planned:
-        known = store.read(cell)
-        if known is not None:
-            value = 0.0 if "diverged" in known else 100 * known["final"]["accuracy"]
-            scores.setdefault(cell.place, {})[cell.seed] = value
-            rates[cell.place] = cell.chosen.get("lr")
-    lines, rows = [], []
+    scores = scores_in(results)
+    rates = {(one["block"], one["row"], one["column"]): one["chosen"]["lr"] for one in results["runs"]}
+    made: list[str] = []
     for block, first in FIRST.items():
         there = [place for place in scores if place[0] == block]
         others = list(dict.fromkeys(place[1] for place in there if place[1] != first))
         if not others:
             continue
-        lines += [f"## {block[0].upper()}{block[1:]}", "", f"| | {first} | {others[0]} | difference, points |"]
-        lines += ["|---|---|---|---|"]
+        made += [f"## {block[0].upper()}{block[1:]}", "", f"| | {first} | {others[0]} | difference, points |"]
+        made += ["|---|---|---|---|"]
         for column in dict.fromkeys(place[2] for place in there):
             one, two = scores.get((block, first, column), {}), scores.get((block, others[0], column), {})
             seeds = sorted(set(one) & set(two))
             gap = interval([one[seed] - two[seed] for seed in seeds])
-            rows.append({"block": block, "column": column, "difference": gap, "seeds": seeds})
             shown = [
                 f"{np.mean([found[seed] for seed in seeds]):.1f} (lr {rates[block, row, column]:g})"
                 for row, found in ((first, one), (others[0], two))
             ]
             limits = f" [{gap[1]:+.1f}, {gap[2]:+.1f}]" if len(seeds) > 1 else ""
-            lines.append(f"| {column} | {shown[0]} | {shown[1]} | {gap[0]:+.1f}{limits} |")
-        lines.append("")
+            made.append(f"| {column} | {shown[0]} | {shown[1]} | {gap[0]:+.1f}{limits} |")
+        made.append("")
     told = "Mean accuracy over clients, %; differences with 95 % t-intervals over paired seeds."
-    return [told, "", *lines], {"differences": rows}
+    return [told, "", *made]
 
 
 EXPERIMENTS = (
@@ -122,7 +111,7 @@ EXPERIMENTS = (
         cells=cells,
         seeds=3,
         quick=Quick(columns=("digits, 4 clients",), training={"rounds": 5, "evaluate": 5}),
-        page=page,
+        lines=lines,
         axes=("protected", "federation"),
     ),
 )

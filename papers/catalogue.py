@@ -5,6 +5,7 @@ from __future__ import annotations
 from papers import (
     accuracy,
     accuracy_ingredients,
+    accuracy_limits,
     accuracy_persons,
     accuracy_published,
     adaptdp,
@@ -14,5 +15,15 @@ from papers import (
 )
 from papers.experiment import Experiment
 
-PAPERS = (selection, robust_hdp, fedfdp, adaptdp, accuracy, accuracy_published, accuracy_ingredients, accuracy_persons)
+PAPERS = (
+    selection,
+    robust_hdp,
+    fedfdp,
+    adaptdp,
+    accuracy,
+    accuracy_published,
+    accuracy_ingredients,
+    accuracy_persons,
+    accuracy_limits,
+)
 EXPERIMENTS: dict[str, Experiment] = {one.name: one for paper in PAPERS for one in paper.EXPERIMENTS}

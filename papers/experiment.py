@@ -220,8 +220,8 @@ class Experiment:
     features: whether fixed features of records are computed once and kept in files, for all runs and processes.
     explore: in the place of ``cells``, the runs of all seeds where they follow from a search of its own; it keeps what
         it found in files.
-    page: called with folder, runs, store and what the page is about: lines of Markdown in the place of plain grids, and
-        what results.json has beside.
+    gather: called with folder, runs, store and what the page is about: what results.json has beside.
+    lines: lines of Markdown in the place of plain grids, made of results.json and nothing else.
     compute: for what needs no training: called with whether it is to be quick, gives the entries.
     seeds: how many seeds the table takes by default; the blocks in ``once``, which no paper has, take one.
     claim: two rows, the first above the second according to the paper: a quick version says whether that shows.
@@ -247,7 +247,8 @@ class Experiment:
     axes: tuple[str, str] = ("method", "setting")
     features: bool = False
     explore: Callable[[Exploring], tuple[Cell, ...]] | None = None
-    page: Callable[[Path, Sequence[Cell], Store, Mapping[str, Any]], tuple[list[str], dict[str, Any]]] | None = None
+    gather: Callable[[Path, Sequence[Cell], Store, Mapping[str, Any]], dict[str, Any]] | None = None
+    lines: Callable[[Mapping[str, Any]], list[str]] | None = None
 
     def planned(self, quick: bool = False, seeds: int | None = None) -> tuple[Cell, ...]:
         """The runs whose numbers the table shows, seed by seed; searched values are still open."""

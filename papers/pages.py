@@ -1,0 +1,66 @@
+"""A page of docs/results from its JSON file: words from the code, numbers from the file, so that neither can drift.
+
+``python -m papers.pages`` writes all pages of docs/results anew; with ``--check`` it only says which ones differ.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from papers import tables
+from papers.catalogue import EXPERIMENTS
+from papers.experiment import Entry, Experiment, Place
+
+RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results"
+
+
+def entries_of(experiment: Experiment, results: Mapping[str, Any]) -> list[Entry]:
+    """The numbers of a table, as results.json holds them."""
+    found: dict[Place, dict[str, Mapping[str, Any]]] = {}
+    for one in results["table"]:
+        place = (one["block"], one[experiment.axes[0]], one[experiment.axes[1]])
+        found.setdefault(place, {})[one["measure"]] = one
+    entries = []
+    for place, rows in found.items():
+        first = next(iter(rows.values()))
+        values = {key: row["measured"] for key, row in rows.items()}
+        deviations = {key: row["deviation"] for key, row in rows.items()}
+        entries.append(Entry(place, values, deviations, first["runs"], first["chosen"]))
+    return entries
+
+
+def page_of(experiment: Experiment, results: Mapping[str, Any]) -> str:
+    """The Markdown page of a results.json."""
+    lines = None if experiment.lines is None else experiment.lines(results)
+    return tables.to_markdown(experiment, entries_of(experiment, results), results["_meta"], lines)
+
+
+def pages() -> dict[Path, tuple[Experiment, dict[str, Any]]]:
+    """By path of its page, every experiment that has a JSON file in docs/results, with its content."""
+    found = {}
+    for name, experiment in EXPERIMENTS.items():
+        path = RESULTS / f"{name.replace('/', '-')}.json"
+        if path.exists():
+            found[path.with_suffix(".md")] = (experiment, json.loads(path.read_text()))
+    return found
+
+
+def main(check: bool) -> int:
+    """Write the pages that differ from what their JSON says, or only name them; how many there are."""
+    stale = [
+        path for path, (experiment, results) in pages().items() if path.read_text() != page_of(experiment, results)
+    ]
+    for path in stale:
+        print(path.name)
+        if not check:
+            experiment, results = pages()[path]
+            path.write_text(page_of(experiment, results))
+    return len(stale)
+
+
+if __name__ == "__main__":
+    sys.exit(bool(main("--check" in sys.argv) and "--check" in sys.argv))
