@@ -30,7 +30,7 @@ from papers.make import Workshop
 from papers.packed import pack
 from papers.pages import page_of
 from papers.runner import Cells, Silent, matching, settle
-from papers.search import Search, searches, told
+from papers.search import Search, edges, searches, told
 from papers.store import Store, commit, hardware
 from sordino.engine.checkpoint import write_atomic
 from sordino.engine.devices import torch_device
@@ -179,18 +179,17 @@ def _collected(begun: Reproduction, planned: tuple[Cell, ...], store: Store, wor
     waited = len(_missing(found))
     shown = [(cell, one) for cell in settled if (one := store.read(cell)) is not None]
     diverged = sum(1 for _, one in shown if "diverged" in one)
-    edges = [f"{', '.join(place)}: {', '.join(s.at_edge)}" for place, s in found.items() if s.at_edge]
     notes = [f"Instead of {name}, which was not found, this used {words}." for name, words in workshop.replaced.items()]
     if diverged:
         notes.append(f"{diverged} runs diverged and are left out of the means.")
-    if edges:
-        notes.append(f"Chosen at the edge of what was searched, with all steps outwards used: {'; '.join(edges)}.")
+    notes += edges(found)
     finished = chose + [one for _, one in shown]
     about = begun.about | {
         "runs": len(planned) + len(chose) + waited,
         "left": len(planned) + len(chose) + waited - len(finished),
         "trained": len(finished),
         "tuning": len(chose),
+        "searched": len(found),
         "seeds": sorted({cell.seed for cell, _ in shown}),
         "seconds": begun.about["seconds"] + sum(one["seconds"] for one in finished),
         "hardware": ", ".join(sorted({one["hardware"] for one in finished})) or begun.about["hardware"],
@@ -210,9 +209,7 @@ def _versions(runs: Sequence[dict[str, Any]]) -> dict[str, str]:
     return {name: ", ".join(sorted(each)) for name, each in found.items()}
 
 
-def _written(
-    done: Reproduction, cells: list[Cell], store: Store, searched: list[dict[str, Any]]
-) -> Reproduction:
+def _written(done: Reproduction, cells: list[Cell], store: Store, searched: list[dict[str, Any]]) -> Reproduction:
     experiment, entries = done.experiment, done.entries
     flat = tables.rows_of(experiment, entries)
     results = {

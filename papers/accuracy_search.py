@@ -20,8 +20,8 @@ from torch import nn
 from papers import accuracy_probe as probe
 from papers.accuracy_probe import Heads, Point
 from papers.accuracy_triples import DELTA, Asked, Triple
-from papers.search import SCREENED_ON
 from papers.make import Workshop
+from papers.search import SCREENED_ON
 from sordino import data, methods, models
 from sordino.data import Federation
 from sordino.data.partitions import generator

@@ -226,6 +226,7 @@ class Experiment:
     seeds: how many seeds the table takes by default; the blocks in ``once``, which no paper has, take one.
     claim: two rows, the first above the second according to the paper: a quick version says whether that shows.
     differs: what differs from the paper, and why.
+    formerly: the same for pages in docs/results whose runs were made before values were searched as they are now.
     conclude: sentences made of the numbers.
     axes: what rows and columns are.
     """
@@ -241,6 +242,7 @@ class Experiment:
     choose: Measure | None = None
     seeds: int = 1
     once: tuple[str, ...] = ()
+    formerly: tuple[str, ...] = ()
     claim: tuple[str, str] | None = None
     quick: Quick = Quick()
     conclude: Conclude | None = None
@@ -255,5 +257,8 @@ class Experiment:
         base = self.quick.scaled(self.cells()) if quick else self.cells()
         count = (1 if quick else self.seeds) if seeds is None else seeds
         return tuple(
-            replace(cell, seed=seed) for seed in range(count) for cell in base if seed == 0 or cell.block not in self.once
+            replace(cell, seed=seed)
+            for seed in range(count)
+            for cell in base
+            if seed == 0 or cell.block not in self.once
         )

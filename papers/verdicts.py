@@ -25,15 +25,22 @@ from papers.experiment import Entry, Measure, Place
 LEVEL = 0.95
 ABOVE, EVEN, BELOW, NONE = "above", "level", "below", "no verdict"
 NO_VERDICT = "one seed: no verdict"
+SPOKEN = {ABOVE: "better", BELOW: "worse"}
+"""What the words are called where less is better."""
 
 
 @dataclass(frozen=True)
 class Gap:
-    """Paired differences of one comparison, what it is about in words, and whether more is better."""
+    """Paired differences of one comparison by seed, what it is about in words, and whether more is better."""
 
-    differences: tuple[float, ...]
+    pairs: Mapping[int, float]
     about: str = ""
     more_is_better: bool = True
+
+    @property
+    def differences(self) -> list[float]:
+        """The differences without their seeds."""
+        return list(self.pairs.values())
 
     @property
     def interval(self) -> tuple[float, float, float]:
@@ -61,12 +68,17 @@ class Gap:
             return EVEN
         return ABOVE if (low > 0.0) == self.more_is_better else BELOW
 
+    @property
+    def spoken(self) -> str:
+        """The word as sentences have it: where less is better, ``better`` and ``worse`` for above and below."""
+        return self.word if self.more_is_better else SPOKEN.get(self.word, self.word)
+
     def show(self, form: str = ".1f") -> str:
         """``above (+3.1 [+2.0, +4.2])``, or for one seed ``+3.1, one seed: no verdict``."""
         mean, low, high = self.interval
         if self.word == NONE:
             return f"{mean:+{form}}, {NO_VERDICT}"
-        return f"{self.word} ({mean:+{form}} [{low:+{form}}, {high:+{form}}])"
+        return f"{self.spoken} ({mean:+{form}} [{low:+{form}}, {high:+{form}}])"
 
 
 def interval(differences: Sequence[float]) -> tuple[float, float, float]:
@@ -84,7 +96,7 @@ def between(here: Entry | None, there: Entry | None, measure: Measure, about: st
     if here is None or there is None:
         return None
     one, two = here.seeds.get(measure.key, {}), there.seeds.get(measure.key, {})
-    pairs = tuple(one[seed] - two[seed] for seed in sorted(set(one) & set(two)))
+    pairs = {seed: one[seed] - two[seed] for seed in sorted(set(one) & set(two))}
     return Gap(pairs, about, measure.more_is_better) if pairs else None
 
 
@@ -103,7 +115,7 @@ def rows(
 
 def against(entry: Entry, number: float, measure: Measure, about: str = "") -> Gap | None:
     """A place against a number without a deviation, as papers print them: the interval is that of our own mean."""
-    own = tuple(value - number for _, value in sorted(entry.seeds.get(measure.key, {}).items()))
+    own = {seed: value - number for seed, value in entry.seeds.get(measure.key, {}).items()}
     return Gap(own, about, measure.more_is_better) if own else None
 
 
@@ -112,9 +124,9 @@ def average(gaps: Iterable[Gap]) -> Gap | None:
     every = list(gaps)
     if not every:
         return None
-    count = min(len(one.differences) for one in every)
-    means = np.mean([one.differences[:count] for one in every], axis=0)
-    return Gap(tuple(float(value) for value in means), "on average", every[0].more_is_better)
+    shared = set.intersection(*(set(one.pairs) for one in every))
+    means = {seed: float(np.mean([one.pairs[seed] for one in every])) for seed in sorted(shared)}
+    return Gap(means, "on average", every[0].more_is_better) if means else None
 
 
 def stand(gaps: Sequence[Gap]) -> list[bool]:
@@ -128,8 +140,8 @@ def stand(gaps: Sequence[Gap]) -> list[bool]:
     return kept
 
 
-def count(gaps: Sequence[Gap]) -> str:
-    """``above on 3 of 4 (s = 100, …), level on 1 (…); 2 stand by Holm's correction``, or that one seed says nothing."""
+def count(gaps: Sequence[Gap], at: str = " on") -> str:
+    """``above on 3 of 4 (s = 100, …), level on 1 (…); with 4 …``, or that one seed says nothing."""
     if all(one.word == NONE for one in gaps):
         return NO_VERDICT
     words = Counter(one.word for one in gaps)
@@ -138,9 +150,23 @@ def count(gaps: Sequence[Gap]) -> str:
         if words[word]:
             named = ", ".join(one.about for one in gaps if one.word == word)
             whole = f" of {len(gaps)}" if not parts else ""
-            parts.append(f"{word} on {words[word]}{whole}" + (f" ({named})" if words[word] < len(gaps) else ""))
+            said = next(one.spoken for one in gaps if one.word == word)
+            parts.append(f"{said}{at} {words[word]}{whole}" + (f" ({named})" if words[word] < len(gaps) else ""))
     told = ", ".join(parts)
     differ = words[ABOVE] + words[BELOW]
     if differ and len(gaps) > 1:
         told += f"; with {len(gaps)} comparisons at once {sum(stand(gaps))} of {differ} stand (Holm)"
     return told
+
+
+def sentence(gaps: Mapping[str, Gap], form: str = ".1f") -> str:
+    """Comparisons of two rows: on average over the columns, and how many columns have which word."""
+    every = list(gaps.values())
+    mean = average(every)
+    if mean is None:
+        return "nothing to compare"
+    if len(every) == 1:
+        return f"{mean.show(form)} on {every[0].about}"
+    if mean.word == NONE:
+        return f"{mean.show(form)} (mean over {len(every)} columns)"
+    return f"{mean.show(form)} on average over {len(every)} columns; by column {count(every)}"
