@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from papers.accuracy_page import interval, scores_in
+from papers.accuracy_page import scores_in
 from papers.experiment import ACCURACY, Cell, Experiment, Quick
+from papers.verdicts import interval
 
 WHOLE = "auto"
 BINNED = {"name": "binned"}

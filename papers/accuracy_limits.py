@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from papers import theory_limits as theory
-from papers.accuracy_page import interval
 from papers.experiment import ACCURACY, Cell, Entry, Experiment, Measure, Quick
 from papers.robust_hdp import DELTA as HDP_DELTA
 from papers.robust_hdp import DISTS
 from papers.store import Store
+from papers.verdicts import interval
 from sordino.data.budgets import published as published_budgets
 
 NOISE, ACCURATE, OPEN = "noise", "accuracy against ε", "without privacy"

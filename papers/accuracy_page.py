@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy import stats
 
 from papers.accuracy_rule import Found, fit, regret_of
 from papers.accuracy_triples import CLIENTS, SCHOOL, Triple, triples
 from papers.experiment import Cell
 from papers.store import Store
+from papers.verdicts import interval
 
 AUTO, WINNER = "auto", "winner of the search"
 BEHIND, MEAN = -5.0, -1.5
@@ -22,15 +21,6 @@ BEHIND, MEAN = -5.0, -1.5
 
 Scores = dict[str, dict[int, float]]
 """By method and seed, in points."""
-
-
-def interval(differences: Sequence[float]) -> tuple[float, float, float]:
-    """Mean and 95 % t-interval of paired differences; without limits where there is one pair."""
-    mean = float(np.mean(differences))
-    if len(differences) < 2:
-        return mean, -math.inf, math.inf
-    half = float(stats.t.ppf(0.975, len(differences) - 1) * np.std(differences, ddof=1) / math.sqrt(len(differences)))
-    return mean, mean - half, mean + half
 
 
 def scores_in(results: Mapping[str, Any]) -> dict[tuple[str, str, str], dict[int, float]]:

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from papers.accuracy_page import interval, scores_in
+from papers.accuracy_page import scores_in
 from papers.experiment import ACCURACY, Cell, Experiment, Quick
+from papers.verdicts import interval
 
 PERSONS, LEVELS = "a person against a record, at equal ε", "levels of consent against everybody as strict"
 PERSON, RECORD = "every student protected, with all ratings at a department", "every rating protected"

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from papers import fedfdp_cells as cells
 from papers import fedfdp_published as published
+from papers import verdicts
 from papers.experiment import PSI, RECORDS, WORST, Entry, Experiment, Measure, Place, Quick
 from papers.fedfdp_cells import DATA, NOISES, ONE, OPEN_EPOCH
 from papers.round_budget import rounds_within
@@ -32,38 +35,49 @@ def round_budgets(quick: bool) -> list[Entry]:
 
 
 def fairness_says(measured: Mapping[Place, Entry], there: Mapping[Place, tuple[float | None, ...]]) -> list[str]:
-    """Per block and column: who is most accurate, who of those that learn is fairest, where FedFDP (FedFair) stands."""
+    """Per block and column FedFDP (FedFair) against every other method, by measure; and the noise floor."""
     said = []
     for block, column in dict.fromkeys((place[0], place[2]) for place in measured):
-        rows = {place[1]: entry.values for place, entry in measured.items() if (place[0], place[2]) == (block, column)}
+        rows = {place[1]: entry for place, entry in measured.items() if (place[0], place[2]) == (block, column)}
         ours = next((row for row in ("FedFDP", "FedFair") if row in rows), None)
         if ours is None or len(rows) < 2:
             continue
-        best = _first(rows, "record_accuracy", most=True)
+        best = max(entry.values.get(RECORDS.key) or 0.0 for entry in rows.values())
         # a model that gives every record the same odds is fair to all, and of no use
-        learned = {row: values for row, values in rows.items() if (values.get("record_accuracy") or 0) > best[1] / 2}
-        fairest = _first(learned, "psi", most=False)
-        kindest = _first(learned, "worst_accuracy", most=True)
-        said.append(
-            f"{block}, {column}: most accurate {best[0]} ({_in(rows, ours, 'record_accuracy', best, '.1f')}), least Ψ "
-            f"{fairest[0]} ({_in(rows, ours, 'psi', fairest, '.3g')}), best worst client {kindest[0]} "
-            f"({_in(rows, ours, 'worst_accuracy', kindest, '.1f')})."
-        )
+        learned = {row: entry for row, entry in rows.items() if (entry.values.get(RECORDS.key) or 0.0) > best / 2}
+        parts = []
+        for measure in MEASURES:
+            judged = rows if measure is RECORDS else learned
+            gaps = [
+                gap for row in judged if row != ours and (gap := verdicts.between(rows[ours], rows[row], measure, row))
+            ]
+            if gaps:
+                parts.append(f"{measure.label}: {verdicts.count(gaps, '')}")
+        if parts and all(verdicts.NO_VERDICT in part for part in parts):
+            said.append(f"{block}, {ours} against the others: {verdicts.NO_VERDICT}.")
+        elif parts:
+            said.append(f"{block}, {column}, {ours} against the others: {'; '.join(parts)}.")
+    return [*dict.fromkeys(said), *noise_floor(measured)]
+
+
+def noise_floor(measured: Mapping[Place, Entry]) -> list[str]:
+    """With one local step FedProx is FedAvg: how far the two are apart is what no verdict may rest on."""
+    said = []
+    for block in dict.fromkeys(place[0] for place in measured):
+        if block in cells.ONE_STEP:
+            parts = []
+            for measure in MEASURES:
+                gaps = verdicts.rows(measured, measure, block, "FedProx", "FedAvg")
+                apart = [abs(value) for gap in gaps.values() for value in gap.differences]
+                if apart:
+                    parts.append(
+                        f"{measure.label} {np.mean(apart):{measure.form}}, at most {max(apart):{measure.form}}"
+                    )
+            if parts:
+                said.append(
+                    f"{block}: the noise floor, FedProx against FedAvg, which are one method here: {'; '.join(parts)}."
+                )
     return said
-
-
-def _first(rows: Mapping[str, Mapping[str, float | None]], key: str, most: bool) -> tuple[str, float]:
-    known = {row: value for row, values in rows.items() if (value := values.get(key)) is not None}
-    if not known:
-        return ("nobody", float("nan"))
-    row = (max if most else min)(known, key=lambda one: known[one])
-    return row, known[row]
-
-
-def _in(rows: Mapping[str, Mapping[str, float | None]], ours: str, key: str, best: tuple[str, float], form: str) -> str:
-    own = rows[ours].get(key)
-    text = f"{best[1]:{form}}"
-    return text if best[0] == ours or own is None else f"{text}; {ours} {own:{form}}"
 
 
 SMALL: dict[str, Any] = {"options": {"records": 2000}}

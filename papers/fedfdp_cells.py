@@ -72,6 +72,8 @@ OPEN_LENGTH: dict[str, dict[str, int]] = {
     OPEN_EPOCH: {"rounds": 100, "epochs": 1, "evaluate": 10},
 }
 """As many gradients in both."""
+ONE_STEP = (ONE, TANH, OPEN_ONE)
+"""Blocks where FedProx, whose pull acts from the second local step on, is FedAvg."""
 OPEN_RATE, SLOWER = 0.1, 0.02
 DIVERGES = {"SCAFFOLD": tuple(DATA), "FedDyn": ("MNIST", "CIFAR10"), "FedFair": ("CIFAR10",)}
 """Without privacy η is the paper's 0.1, but 0.02 for methods that diverge with it in 20 local steps."""

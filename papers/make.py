@@ -18,6 +18,7 @@ from torch import nn
 from papers import packed
 from papers.experiment import Cell
 from papers.standin import load_or_stand_in
+from papers.validation import REPORTED, validated
 from sordino import methods, models
 from sordino.data import Dataset, Federation
 from sordino.data.partitions import generator
@@ -92,10 +93,12 @@ class Workshop:
     def federation(self, cell: Cell) -> Federation:
         """The clients of a cell: its data set, dealt out, with budgets."""
         settings = dict(cell.data)
-        key = _text([settings, cell.budgets, cell.seed])
+        key = _text([settings, cell.budgets, cell.seed, cell.validation])
         if key not in self._federations:
             chosen, by = self._set(settings.pop("name"), settings.pop("options", {})), settings.pop("by", None)
             dealt = chosen.partition(seed=cell.seed, **settings)
+            if cell.validation:
+                dealt = validated(dealt, [chosen.partition(seed=seed, **settings) for seed in REPORTED], cell.seed)
             dealt = dealt.by_record() if by == "record" else dealt
             if cell.budgets is not None:
                 dealt = _promised(dealt, cell.budgets, cell.seed)

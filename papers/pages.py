@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +24,25 @@ def entries_of(experiment: Experiment, results: Mapping[str, Any]) -> list[Entry
     for one in results["table"]:
         place = (one["block"], one[experiment.axes[0]], one[experiment.axes[1]])
         found.setdefault(place, {})[one["measure"]] = one
+    seeds = _seeds(experiment, results["runs"])
     entries = []
     for place, rows in found.items():
         first = next(iter(rows.values()))
         values = {key: row["measured"] for key, row in rows.items()}
         deviations = {key: row["deviation"] for key, row in rows.items()}
-        entries.append(Entry(place, values, deviations, first["runs"], first["chosen"]))
+        entries.append(Entry(place, values, deviations, first["runs"], first["chosen"], seeds.get(place, {})))
     return entries
+
+
+def _seeds(experiment: Experiment, runs: Sequence[Mapping[str, Any]]) -> dict[Place, dict[str, dict[int, float]]]:
+    """By place and measure, every seed's number."""
+    found: dict[Place, dict[str, dict[int, float]]] = {}
+    for run in runs:
+        at = found.setdefault((run["block"], run["row"], run["column"]), {})
+        for measure in experiment.measures:
+            if (value := run["final"].get(measure.key)) is not None:
+                at.setdefault(measure.key, {})[run["seed"]] = measure.scale * value
+    return found
 
 
 def page_of(experiment: Experiment, results: Mapping[str, Any]) -> str:
