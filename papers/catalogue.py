@@ -11,6 +11,7 @@ from papers import (
     adaptdp,
     fedfdp,
     robust_hdp,
+    robust_hdp_weights,
     selection,
 )
 from papers.experiment import Experiment
@@ -18,6 +19,7 @@ from papers.experiment import Experiment
 PAPERS = (
     selection,
     robust_hdp,
+    robust_hdp_weights,
     fedfdp,
     adaptdp,
     accuracy,
