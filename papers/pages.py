@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from papers import tables
+from papers import changes, tables
 from papers.catalogue import EXPERIMENTS
 from papers.experiment import Entry, Experiment, Place
 
@@ -48,7 +48,8 @@ def _seeds(experiment: Experiment, runs: Sequence[Mapping[str, Any]]) -> dict[Pl
 def page_of(experiment: Experiment, results: Mapping[str, Any]) -> str:
     """The Markdown page of a results.json."""
     lines = None if experiment.lines is None else experiment.lines(results)
-    return tables.to_markdown(experiment, entries_of(experiment, results), results["_meta"], lines)
+    changed = [] if results["_meta"]["quick"] else changes.of(experiment.name, results)
+    return tables.to_markdown(experiment, entries_of(experiment, results), results["_meta"], lines, changed)
 
 
 def pages() -> dict[Path, tuple[Experiment, dict[str, Any]]]:
