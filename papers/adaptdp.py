@@ -238,7 +238,7 @@ MOBILE = (
 )
 READING = (
     "The paper's sentence on records ('per client to n_train = 3000, 6000, 9000') is read twice: as totals, which is "
-    "what n_train is elsewhere and what its column P = 2 must be, since it repeats Table 2's numbers; and as it stands.",
+    "what n_train is elsewhere and what its column P = 2 must be, since it repeats Table 2's; and as it stands.",
     "Values are chosen with two clients and kept for more.",
 )
 READING_FORMERLY = (

@@ -40,11 +40,9 @@ def spectra_say(measured: Mapping[Place, Entry], published: Mapping[Place, tuple
     """How many directions of M and of L matter."""
     said = []
     for row in ("M", "L"):
-        own = np.array(
-            [entry.values["value"] for place, entry in measured.items() if place[1] == row], dtype=np.float64
-        )
-        kept = int((own > 0.01 * own.max()).sum()) if own.max() > 0 else 0
-        said.append(f"{row}: {kept} of {len(own)} singular values above a hundredth of its largest.")
+        own = [entry.values["value"] or 0.0 for place, entry in measured.items() if place[1] == row]
+        kept = sum(1 for value in own if value > 0.01)
+        said.append(f"{row}: {kept} of {len(own)} singular values above a hundredth of M's largest.")
     return said
 
 
