@@ -1,12 +1,11 @@
 """A page of docs/results from its JSON file: words from the code, numbers from the file, so that neither can drift.
 
-``python -m papers.pages`` writes all pages of docs/results anew; with ``--check`` it only says which ones differ.
+``python -m papers.check`` compares all of them with their files.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -60,20 +59,3 @@ def pages() -> dict[Path, tuple[Experiment, dict[str, Any]]]:
         if path.exists():
             found[path.with_suffix(".md")] = (experiment, json.loads(path.read_text()))
     return found
-
-
-def main(check: bool) -> int:
-    """Write the pages that differ from what their JSON says, or only name them; how many there are."""
-    stale = [
-        path for path, (experiment, results) in pages().items() if path.read_text() != page_of(experiment, results)
-    ]
-    for path in stale:
-        print(path.name)
-        if not check:
-            experiment, results = pages()[path]
-            path.write_text(page_of(experiment, results))
-    return len(stale)
-
-
-if __name__ == "__main__":
-    sys.exit(bool(main("--check" in sys.argv) and "--check" in sys.argv))
