@@ -17,9 +17,7 @@ def left():
 
 
 def test_every_rule_is_what_a_loop_says(left):
-    own = [
-        float(privacy.calibrate(e, 1e-5, 0.1, 20, accountant="pld")) / b for e, b in zip(EPSILONS.tolist(), BATCHES)
-    ]
+    own = [float(privacy.calibrate(e, 1e-5, 0.1, 20, accountant="pld")) / b for e, b in zip(EPSILONS.tolist(), BATCHES)]
     strict = [own[0] * BATCHES[0] / b for b in BATCHES]
 
     def after(weights, deviations):
