@@ -383,6 +383,7 @@ EXPERIMENTS = (
             "The second block is the same with tight noise.",
         ),
         cells=_dimension_cells,
+        seeds=3,
         quick=Quick(blocks=(AS_PUBLISHED,), data=SMALL, training=BRIEF),
         axes=("rule", "directions"),
     ),
