@@ -127,7 +127,7 @@ class Workshop:
         budgets = [(b.epsilon, b.delta, str(b.adjacency)) for b in clients.budgets or ()]
         levels = [[(one.name, one.budget.epsilon, one.records) for one in own] for own in clients.levels]
         who = [clients.sizes.tolist(), budgets, clients.batch_sizes, clients.names, *([levels] if levels else [])]
-        how = [method.private, method.calibrate.by, method.calibrate.strictest, asked, method.aggregate.sets_steps]
+        how = [method.private, str(method.calibrate), asked, method.aggregate.sets_steps]
         shared = cell.trust and [cell.trust, method.aggregate.name, cell.parts.get("aggregate")]  # weights count then
         return hashlib.sha256(_text([who, how, training, drawn, shared]).encode()).hexdigest()
 
