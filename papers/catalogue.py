@@ -13,6 +13,7 @@ from papers import (
     robust_hdp,
     robust_hdp_cifar,
     robust_hdp_noise,
+    robust_hdp_weights,
     selection,
 )
 from papers.experiment import Experiment
@@ -22,6 +23,7 @@ PAPERS = (
     robust_hdp,
     robust_hdp_noise,
     robust_hdp_cifar,
+    robust_hdp_weights,
     fedfdp,
     adaptdp,
     accuracy,

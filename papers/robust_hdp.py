@@ -85,7 +85,7 @@ def utility_cells(data: str) -> tuple[Cell, ...]:
     """The five rules with the paper's accountant, and ours beside them with tight noise."""
     cells = []
     for row, method in METHODS.items():
-        calibrate = {"by": "rdp-robust-hdp", "strictest": method == "minimum-epsilon"}
+        calibrate = {"name": "rdp-robust-hdp", "strictest": method == "minimum-epsilon"}
         for place, (dist, lr) in enumerate(zip(DISTS, RATES[data][row])):
             cells.append(published_cell(data, (AS_PUBLISHED, row, dist), method, place, lr, {"calibrate": calibrate}))
     for row, weighing in (OURS | LIKE_OURS).items():

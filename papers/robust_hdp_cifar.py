@@ -31,7 +31,7 @@ def cells() -> tuple[Cell, ...]:
     place = DISTS.index(DIST)
     found = []
     for row, method in METHODS.items():
-        calibrate = {"by": "rdp-robust-hdp", "strictest": method == "minimum-epsilon"}
+        calibrate = {"name": "rdp-robust-hdp", "strictest": method == "minimum-epsilon"}
         at, rate = (AS_PUBLISHED, row, DIST), CIFAR_RATES[row][place]
         found.append(published_cell("cifar10", at, method, place, rate, {"calibrate": calibrate}, dealt=SHARDS))
     for row, weighing in (OURS | LIKE_OURS).items():

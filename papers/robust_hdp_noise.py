@@ -18,15 +18,15 @@ from sordino.server.columns import inverse_weights
 RECORDS, PARAMETERS = 2400, 28_938
 
 
-def _variances(dist: str, strictest: bool = False) -> np.ndarray:
-    """σ_i²/η² per coordinate with the paper's accountant."""
+def variances_of(dist: str, strictest: bool = False, records: int = RECORDS) -> np.ndarray:
+    """σ_i²/η² per coordinate with the paper's accountant, for clients with so many records each."""
     content = published_budgets()
     batches = np.array(content["batch_sizes"], dtype=np.float64)
     epsilons = np.array(content["epsilons"][dist], dtype=np.float64)
     if strictest:
         epsilons = np.full_like(epsilons, epsilons.min())
-    steps = RECORDS / batches
-    noises = privacy.calibrate(epsilons, DELTA, batches / RECORDS, ROUNDS * steps, accountant="rdp-robust-hdp")
+    steps = records / batches
+    noises = privacy.calibrate(epsilons, DELTA, batches / records, ROUNDS * steps, accountant="rdp-robust-hdp")
     return update_variances(np.asarray(noises), batches, steps, clip=CLIP)
 
 
@@ -34,14 +34,14 @@ def noise_powers(quick: bool) -> list[Entry]:
     """Table 10: Σ w_i²σ_i²/(p η²) of every rule. Estimated weights come from a drawn matrix of updates."""
     entries = []
     for dist in ("Dist1", "Dist3", "Dist9") if quick else DISTS:
-        variances = _variances(dist)
+        variances = variances_of(dist)
         epsilons = np.array(published_budgets()["epsilons"][dist])
         equal = np.full(len(epsilons), 1 / len(epsilons))
-        updates = _drawn(variances, PARAMETERS // 10 if quick else PARAMETERS)
+        updates = drawn(variances, PARAMETERS // 10 if quick else PARAMETERS)
         powers = {
             "WeiAvg": noise_power(epsilons / epsilons.sum(), variances),
             "DPFedAvg": noise_power(equal, variances),
-            "minimum ε": noise_power(equal, _variances(dist, strictest=True)),
+            "minimum ε": noise_power(equal, variances_of(dist, strictest=True)),
             "Robust-HDP": noise_power(aggregate.robust_hdp(updates), variances),
             "factor-hdp": noise_power(aggregate.factor_hdp(updates), variances),
             "Optimum": noise_power(inverse_weights(variances), variances),
@@ -50,7 +50,7 @@ def noise_powers(quick: bool) -> list[Entry]:
     return entries
 
 
-def _drawn(variances: np.ndarray, dimension: int) -> np.ndarray:
+def drawn(variances: np.ndarray, dimension: int) -> np.ndarray:
     """Updates as columns: one common signal of 0.03 times the median noise, and each client's noise."""
     random = np.random.default_rng(0)
     signal = 0.03 * np.sqrt(np.median(variances)) * random.standard_normal((dimension, 1))
