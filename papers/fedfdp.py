@@ -140,7 +140,7 @@ EXPERIMENTS = (
     Experiment(
         name="fedfdp/table2",
         title="FedFair against five methods without privacy: accuracy and Ψ on three data sets",
-        cost="36 runs and 30 more to choose values, up to 878,538 parameters, 2000 steps; 15 minutes on one H200",
+        cost="108 runs and 500 or more to choose values, up to 878,538 parameters, 2000 steps; 8 hours on one H200",
         measures=MEASURES,
         published=_open_published(published.TABLE_2, list(DATA)),
         differs=(*SETTING, *OPEN_CHOICES),
@@ -153,7 +153,7 @@ EXPERIMENTS = (
     Experiment(
         name="fedfdp/table3",
         title="FedFair against five methods without privacy: heterogeneity and number of clients",
-        cost="72 runs and 30 more to choose values, 2000 steps; 25 minutes on one H200, 10 with Table II's runs",
+        cost="216 runs and 1000 or more to choose values, 2000 steps; 16 hours on one H200, half with Table II's runs",
         measures=MEASURES,
         published=_open_published(published.TABLE_3, list(cells.SPREAD)),
         differs=(*SETTING, *OPEN_CHOICES, *READING),
@@ -168,7 +168,8 @@ EXPERIMENTS = (
     Experiment(
         name="fedfdp/table4",
         title="FedFDP against six private methods at ε = 3.52, every release counted: accuracy and Ψ",
-        cost="69 runs and 120 more to choose values, up to 878,538 parameters, 800–900 rounds; two hours on one H200",
+        cost="117 runs and 340 or more to choose values, 190 of them short, up to 878,538 parameters, 800–900 rounds; three "
+        "hours on one H200",
         measures=MEASURES,
         published=_pairs(published.TABLE_4, ONE, list(DATA)),
         differs=(*SETTING, *HONEST),
@@ -183,7 +184,8 @@ EXPERIMENTS = (
     Experiment(
         name="fedfdp/table5",
         title="FedFDP against six private methods at ε = 3.52: heterogeneity and number of clients",
-        cost="48 runs and 120 more to choose values, 800–900 rounds; an hour on one H200",
+        cost="144 runs and 670 or more to choose values, 380 of them short, 800–900 rounds; five hours on one H200, four "
+        "with Table IV's runs",
         measures=MEASURES,
         published=_pairs(published.TABLE_5, ONE, list(cells.SPREAD)),
         differs=(*SETTING, *HONEST, *READING),
@@ -197,7 +199,7 @@ EXPERIMENTS = (
     Experiment(
         name="fedfdp/table6",
         title="FedFDP against six private methods on FashionMNIST at ε = 1, 2, 3, 4",
-        cost="32 runs and 40 more to choose values, 70–715 rounds; 20 minutes on one H200",
+        cost="96 runs and 450 or more to choose values, 260 of them short, 70–715 rounds; two hours on one H200",
         measures=MEASURES,
         published=_pairs(published.TABLE_6, ONE, list(cells.BUDGETS)),
         differs=(*SETTING, *HONEST, NOISES_OF_6),
@@ -211,7 +213,7 @@ EXPERIMENTS = (
     Experiment(
         name="fedfdp/figure3",
         title="FedFDP: accuracy and Ψ against λ at ε = 3.52",
-        cost="14 runs, 800–900 rounds; 10 minutes on one H200",
+        cost="42 runs, 800–900 rounds; half an hour on one H200",
         measures=MEASURES,
         published={},
         differs=(*SETTING, "The paper plots without numbers; it finds a least Ψ at some λ between.", *HONEST[:2]),
@@ -223,7 +225,7 @@ EXPERIMENTS = (
     Experiment(
         name="fedfdp/figure4",
         title="FedFDP: accuracy and Ψ against the clip C at ε = 3.52",
-        cost="10 runs, 803 rounds; 8 minutes on one H200",
+        cost="30 runs, 803 rounds; 15 minutes on one H200",
         measures=MEASURES,
         published={},
         differs=(*SETTING, "The paper plots without numbers and gives no λ: here 0.1.", *HONEST[:2]),
@@ -235,7 +237,7 @@ EXPERIMENTS = (
     Experiment(
         name="fedfdp/figure5",
         title="FedFDP at ε = 2: how many rounds each σ pays for, and what they are worth",
-        cost="10 runs of 20–615 rounds; 4 minutes on one H200; the rounds alone take seconds",
+        cost="30 runs of 20–615 rounds; 8 minutes on one H200; the rounds alone take seconds",
         measures=(*MEASURES, Measure("rounds", "T", 1.0, ".0f")),
         published={
             (PAYS, f"σ = {z:g}", "gradient only, Rényi"): (None, None, None, float(count))

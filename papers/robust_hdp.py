@@ -120,8 +120,8 @@ def utility_says(measured: Mapping[Place, Entry], published: Mapping[Place, tupl
         (ALIKE, "Robust-HDP", "WeiAvg"),
         *((TIGHT, ours, other) for ours in OURS for other in LIKE_OURS),
     ):
-        if gaps := verdicts.rows(measured, ACCURACY, block, ours, other):
-            said.append(f"{block}, points: {ours} against {other}: {verdicts.sentence(gaps)}.")
+        if pairs := verdicts.rows(measured, ACCURACY, block, ours, other):
+            said.append(f"{block}, points: {ours} against {other}: {verdicts.sentence(pairs)}.")
     return said
 
 
@@ -206,7 +206,7 @@ EXPERIMENTS = (
     Experiment(
         name="robust-hdp/figure7",
         title="PFA with one to four projection directions, Dist9",
-        cost="8 runs of 20 clients × 200 rounds; about 3 minutes on one H200",
+        cost="24 runs of 20 clients × 200 rounds; about 8 minutes on one H200",
         measures=(ACCURACY,),
         published={},
         differs=(
