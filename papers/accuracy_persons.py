@@ -108,7 +108,7 @@ EXPERIMENTS = (
     Experiment(
         name="accuracy/persons",
         title="a person protected against a record, and levels of consent against everybody as strict",
-        cost="12 runs on 73,421 ratings of 1,147 columns, 12 on digits, 100 or more to choose values; half an hour on a core",
+        cost="12 runs on 73,421 ratings of 1,147 columns, 12 on digits, 100 or more to choose; half an hour on a core",
         measures=(ACCURACY,),
         published={},
         differs=("A table of our own, no paper's. Every row searches one learning rate; the rest is alike.", *SETTING),

@@ -283,8 +283,8 @@ EXPERIMENTS = (
     Experiment(
         name="adaptdp/table2",
         title="training loss and test accuracy of adaptive against fixed clipping on T1–T4 at ε = 1, 4, 8",
-        cost="180 runs and 560 or more to choose values, 340 of them short, linear heads, 100–150 rounds; 25 minutes on one "
-        "H200, two hours on one core",
+        cost="180 runs and 560 or more to choose values, 340 of them short, linear heads, 100–150 rounds; 25 minutes on "
+        "one H200, two hours on one core",
         measures=LOSSES,
         published=TABLE_2,
         differs=(*LEVELS, *SAMPLING, *SETTING, *TUNED, "The third row is ours and not in the paper."),

@@ -168,8 +168,8 @@ EXPERIMENTS = (
     Experiment(
         name="fedfdp/table4",
         title="FedFDP against six private methods at ε = 3.52, every release counted: accuracy and Ψ",
-        cost="117 runs and 340 or more to choose values, 190 of them short, up to 878,538 parameters, 800–900 rounds; three "
-        "hours on one H200",
+        cost="117 runs and 340 or more to choose values, 190 of them short, up to 878,538 parameters, 800–900 rounds; "
+        "three hours on one H200",
         measures=MEASURES,
         published=_pairs(published.TABLE_4, ONE, list(DATA)),
         differs=(*SETTING, *HONEST),
@@ -184,8 +184,8 @@ EXPERIMENTS = (
     Experiment(
         name="fedfdp/table5",
         title="FedFDP against six private methods at ε = 3.52: heterogeneity and number of clients",
-        cost="144 runs and 670 or more to choose values, 380 of them short, 800–900 rounds; five hours on one H200, four "
-        "with Table IV's runs",
+        cost="144 runs and 670 or more to choose values, 380 of them short, 800–900 rounds; five hours on one H200, "
+        "four with Table IV's runs",
         measures=MEASURES,
         published=_pairs(published.TABLE_5, ONE, list(cells.SPREAD)),
         differs=(*SETTING, *HONEST, *READING),

@@ -125,8 +125,8 @@ def _table(number: int, data: str, shown: str, published: Mapping[str, Sequence[
     return Experiment(
         name=f"selection/table{number}",
         title=f"test accuracy of three selection rules on {shown}, four similarities, ε ~ U(0, 1)",
-        cost="100 runs and 70 to 130 more to choose values, 40 of them short, 100 clients, 10 a round, 120 rounds; an hour "
-        "on one core, 5 minutes on one H200",
+        cost="100 runs and 70 to 130 more to choose values, 40 of them short, 100 clients, 10 a round, 120 rounds; an "
+        "hour on one core, 5 minutes on one H200",
         measures=(CENTRAL,),
         published=_published(published),
         differs=(NOT_GIVEN.format(rounds=120), NET, HONEST),
