@@ -40,7 +40,7 @@ ROWS: dict[str, tuple[str, dict[str, Any], dict[str, Any] | None]] = {
     theory.SHARED: ("dp-fedavg", {}, {"noise": "shared", "colluders": CLIENTS // 2}),
     theory.CURATOR: ("dp-fedavg", {}, {"noise": "shared", "colluders": 0}),
 }
-"""Five methods with noise per site, then the limits: method, parts, trust. Shared noise against nobody but the server is
+"""Five methods with noise per site, then the limits: method, parts, trust. Shared noise against the server alone is
 what a trusted curator would add."""
 LIMIT = theory.CURATOR
 
@@ -48,13 +48,13 @@ QUESTIONS = (
     "What would people choose? Each paper draws budgets from a distribution of its own making; none has asked anybody.",
     "What does a budget say about its owner's records? All four draw ε independently of the data. If those with rare "
     "records choose less, weights by budget are weights against them.",
-    "What is the least error at unequal budgets? For means the rates are known (Chaudhuri, Miagkov and Courtade, 2023); "
-    "for training, none of the four says how far a rule is from the best possible. The curator above has the least "
-    "*noise*, which need not be the least error.",
+    "What is the least error at unequal budgets? For means the rates are known (Chaudhuri, Miagkov and Courtade, "
+    "2023); for training, none of the four says how far a rule is from the best possible. The curator above has the "
+    "least *noise*, which need not be the least error.",
     "Who should pay? A strict client gets the model that generous ones paid for. Whether accuracy, or a say in what is "
     "learnt, should follow the budget is not asked with numbers on both sides.",
-    "What does choosing cost? Learning rates, rounds and clips of the published tables were chosen by looking at records "
-    "for free; with the search paid for, rules that need less of it would rise.",
+    "What does choosing cost? Learning rates, rounds and clips of the published tables were chosen by looking at "
+    "records for free; with the search paid for, rules that need less of it would rise.",
     "Does the order of rules last? A federation trains again next year from what is left of its budgets; the tables "
     "spend all of them once.",
 )
@@ -184,8 +184,8 @@ def _payers(by_run: Mapping[tuple[str, str, int], Any], records: Mapping[str, Se
     return [
         "## Who pays: by budget",
         "",
-        "A client's price is its accuracy without privacy less its accuracy, in the same deal. Shown is how many points "
-        "more the strict third pays than the generous third; 95 % t-intervals over seeds.",
+        "A client's price is its accuracy without privacy less its accuracy, in the same deal. Shown is how many "
+        "points more the strict third pays than the generous third; 95 % t-intervals over seeds.",
         "",
         *_table("method", columns, by_budget),
         "## Who pays: by size",
@@ -239,9 +239,9 @@ EXPERIMENTS = (
         published={},
         differs=(
             "Tables of our own, no paper's. Noise, Dist1 to Dist9: Robust-HDP's budgets and batch sizes, 2,400 records "
-            "a client, 200 rounds of one local step, δ = 1e-4; the rest: the federation below with clients of one size. "
-            "'Least' is meant for these batches and one Gaussian a step; weights that leave the least noise may be far "
-            "from the clients' shares of the data, and none of this is about that bias.",
+            "a client, 200 rounds of one local step, δ = 1e-4; the rest: the federation below with clients of one "
+            "size. 'Least' is meant for these batches and one Gaussian a step; weights that leave the least noise may "
+            "be far from the clients' shares of the data, and none of this is about that bias.",
             f"Accuracy: 12,000 records of MNIST dealt to {CLIENTS} clients by Dirichlet(0.5), a fifth of each for "
             "tests, a linear head on fixed scattering features (24,020 parameters); every third client has half of ε, "
             "every third twice. "

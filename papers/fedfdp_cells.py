@@ -49,6 +49,7 @@ RELEASES_LOSS = ("dp-q-ffl", "fedfdp")
 PARTS: dict[str, dict[str, Any]] = {
     "FedProx": {"local": {"name": "fedprox"}},
     "FedDyn": {"local": {"name": "feddyn", "alpha": 0.1}},
+    "ALI-DPFL": {"aggregate": {"name": "ali-dpfl", "whole_budget": True}},
     "q-FFL": {"aggregate": {"name": "q-ffl"}},
     "q-FFL, corrected": {"aggregate": {"name": "q-ffl", "corrected": True}},
     "FedFDP": {"clip": {"name": "fair"}},

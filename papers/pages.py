@@ -1,17 +1,16 @@
 """A page of docs/results from its JSON file: words from the code, numbers from the file, so that neither can drift.
 
-``python -m papers.pages`` writes all pages of docs/results anew; with ``--check`` it only says which ones differ.
+``python -m papers.check`` compares all of them with their files.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from papers import tables
+from papers import changes, tables
 from papers.catalogue import EXPERIMENTS
 from papers.experiment import Entry, Experiment, Place
 
@@ -48,7 +47,8 @@ def _seeds(experiment: Experiment, runs: Sequence[Mapping[str, Any]]) -> dict[Pl
 def page_of(experiment: Experiment, results: Mapping[str, Any]) -> str:
     """The Markdown page of a results.json."""
     lines = None if experiment.lines is None else experiment.lines(results)
-    return tables.to_markdown(experiment, entries_of(experiment, results), results["_meta"], lines)
+    changed = [] if results["_meta"]["quick"] else changes.of(experiment.name, results)
+    return tables.to_markdown(experiment, entries_of(experiment, results), results["_meta"], lines, changed)
 
 
 def pages() -> dict[Path, tuple[Experiment, dict[str, Any]]]:
@@ -59,20 +59,3 @@ def pages() -> dict[Path, tuple[Experiment, dict[str, Any]]]:
         if path.exists():
             found[path.with_suffix(".md")] = (experiment, json.loads(path.read_text()))
     return found
-
-
-def main(check: bool) -> int:
-    """Write the pages that differ from what their JSON says, or only name them; how many there are."""
-    stale = [
-        path for path, (experiment, results) in pages().items() if path.read_text() != page_of(experiment, results)
-    ]
-    for path in stale:
-        print(path.name)
-        if not check:
-            experiment, results = pages()[path]
-            path.write_text(page_of(experiment, results))
-    return len(stale)
-
-
-if __name__ == "__main__":
-    sys.exit(bool(main("--check" in sys.argv) and "--check" in sys.argv))

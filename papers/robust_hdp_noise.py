@@ -26,7 +26,9 @@ def variances_of(dist: str, strictest: bool = False, records: int = RECORDS) -> 
     if strictest:
         epsilons = np.full_like(epsilons, epsilons.min())
     steps = records / batches
-    noises = privacy.calibrate(epsilons, DELTA, batches / records, ROUNDS * steps, accountant="rdp-robust-hdp")
+    noises = privacy.calibrate(
+        epsilons, DELTA, batches / records, np.round(ROUNDS * steps), accountant="rdp-robust-hdp"
+    )
     return update_variances(np.asarray(noises), batches, steps, clip=CLIP)
 
 

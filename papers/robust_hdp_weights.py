@@ -27,10 +27,8 @@ DRAWN = (
 def spectra(quick: bool) -> list[Entry]:
     """Figure 8: singular values of M and of the L that the pursuit finds in it, as shares of M's largest (Dist2)."""
     matrix = drawn(variances_of("Dist2"), FEW if quick else PARAMETERS)
-    found = pursuit.solve(matrix)
-    if found.low_rank is None:
-        return []
-    values = {"M": _singular(matrix), "L": _singular(np.asarray(found.low_rank))}
+    found = pursuit.solve(matrix, parts=False)
+    values = {"M": found.matrix_singular_values, "L": found.singular_values}
     return [
         Entry(("", row, f"{k + 1}"), {"value": float(value / values["M"][0])})
         for row, own in values.items()
@@ -38,19 +36,13 @@ def spectra(quick: bool) -> list[Entry]:
     ]
 
 
-def _singular(matrix: np.ndarray) -> np.ndarray:
-    return np.asarray(np.linalg.svd(matrix.astype(np.float64), compute_uv=False))
-
-
 def spectra_say(measured: Mapping[Place, Entry], published: Mapping[Place, tuple[float | None, ...]]) -> list[str]:
     """How many directions of M and of L matter."""
     said = []
     for row in ("M", "L"):
-        own = np.array(
-            [entry.values["value"] for place, entry in measured.items() if place[1] == row], dtype=np.float64
-        )
-        kept = int((own > 0.01 * own.max()).sum()) if own.max() > 0 else 0
-        said.append(f"{row}: {kept} of {len(own)} singular values above a hundredth of its largest.")
+        own = [entry.values["value"] or 0.0 for place, entry in measured.items() if place[1] == row]
+        kept = sum(1 for value in own if value > 0.01)
+        said.append(f"{row}: {kept} of {len(own)} singular values above a hundredth of M's largest.")
     return said
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from rich.console import Group
 from rich.text import Text
 
+from papers import changes
 from papers.experiment import Cell, Entry, Experiment, Measure, Place
 from papers.search import PROTOCOL
 from papers.store import Store
@@ -145,7 +146,7 @@ def conclusions(experiment: Experiment, entries: Sequence[Entry], about: Mapping
 
 def differences(experiment: Experiment, about: Mapping[str, Any]) -> list[str]:
     """What differs from the paper: sentences of the code, those that fit how the page's values were searched."""
-    if about.get("tuning") and "searched" not in about:
+    if about["date"] < changes.DATE or (about.get("tuning") and "searched" not in about):
         return [*(experiment.formerly or experiment.differs), *about["notes"]]
     return [*experiment.differs, *([PROTOCOL] if about.get("tuning") else []), *about["notes"]]
 
@@ -179,9 +180,13 @@ def chosen_lines(entries: Sequence[Entry]) -> list[str]:
 
 
 def to_markdown(
-    experiment: Experiment, entries: Sequence[Entry], about: Mapping[str, Any], own: Sequence[str] | None = None
+    experiment: Experiment,
+    entries: Sequence[Entry],
+    about: Mapping[str, Any],
+    own: Sequence[str] | None = None,
+    changed: Sequence[str] = (),
 ) -> str:
-    """The page of an experiment; ``own`` lines stand in the place of its grids."""
+    """The page of an experiment; ``own`` lines stand in the place of its grids, ``changed``: what was corrected."""
     lines = [f"# {experiment.name}: {experiment.title}", "", _about(about), ""]
     if about["left"]:
         lines += [f"**Not finished:** {about['left']} of {about['runs']} runs are still to be made.", ""]
@@ -196,6 +201,7 @@ def to_markdown(
     sections = (
         ("What this says", conclusions(experiment, entries, about)),
         ("What differs from the paper" if own is None else "How it was made", differences(experiment, about)),
+        ("What changed", changed),
         ("Chosen values", chosen_lines(entries)),
     )
     for title, sentences in sections:

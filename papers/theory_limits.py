@@ -1,9 +1,9 @@
 """The least noise there could be: what one coordinate of the combined gradient suffers, rule by rule.
 
-With z_i, b_i and the clip C of client i, its own mean gradient has noise of deviation s_i = C z_i/b_i. Rules combine with
-weights w, Σw = 1. Noise per site leaves √(Σ w_i² s_i²), which 1/s² weights make least: 1/√(Σ 1/s_i²). One dose of noise
-on the sum, which every budget is content with, is 1/(Σ 1/s_i) for a curator whom all trust, and √(n/h) times that where
-the sites make it together and only h of n are honest (docs/shared-noise.md).
+With z_i, b_i and the clip C of client i, its own mean gradient has noise of deviation s_i = C z_i/b_i. Rules combine
+with weights w, Σw = 1. Noise per site leaves √(Σ w_i² s_i²), which 1/s² weights make least: 1/√(Σ 1/s_i²). One dose of
+noise on the sum, which every budget is content with, is 1/(Σ 1/s_i) for a curator whom all trust, and √(n/h) times
+that where the sites make it together and only h of n are honest (docs/shared-noise.md).
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ def test_a_bounded_fair_step_is_never_longer_than_most_steps_and_never_climbs():
 
 @pytest.mark.parametrize("most", [0.5, -1.0, math.nan, math.inf])
 def test_a_bound_below_one_step_is_refused(most):
-    with pytest.raises(BadInput, match="local.most"):
+    with pytest.raises(BadInput, match=r"local\.most"):
         fair_step(1.0, most=most)
 
 
