@@ -200,7 +200,7 @@ def _collected(begun: Reproduction, planned: tuple[Cell, ...], store: Store, wor
     return _written(Reproduction(experiment, entries, about, begun.folder), settled, store, told(found))
 
 
-def _versions(runs: Sequence[dict[str, Any]]) -> dict[str, str]:
+def _versions(runs: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """What the runs were made with, which need not be what their table is written with."""
     found: dict[str, set[str]] = {}
     for one in runs:

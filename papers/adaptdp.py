@@ -302,7 +302,8 @@ EXPERIMENTS = (
     Experiment(
         name="adaptdp/table2",
         title="training loss and test accuracy of adaptive against fixed clipping on T1–T4 at ε = 1, 4, 8",
-        cost="180 runs and 324 more to choose values, linear heads, 100–150 rounds; 20 minutes on one H200",
+        cost="180 runs and 560 or more to choose values, 340 of them short, linear heads, 100–150 rounds; 25 minutes "
+        "on one H200, two hours on one core",
         measures=LOSSES,
         published=TABLE_2,
         differs=(*LEVELS, *SAMPLING, *SETTING, *TUNED, "The third row is ours and not in the paper."),
@@ -331,7 +332,7 @@ EXPERIMENTS = (
     Experiment(
         name="adaptdp/table4",
         title="training loss with 2, 4 and 6 clients on T1, T3, T4 at ε = 1, 4, 8",
-        cost="270 runs and 162 more to choose values, linear heads; 20 minutes on one H200",
+        cost="270 runs and 280 or more to choose values, linear heads; 25 minutes on one H200",
         measures=LOSSES,
         published=TABLE_4,
         differs=(*LEVELS, *SAMPLING, *SETTING, *TUNED, *READING),
@@ -386,7 +387,7 @@ EXPERIMENTS = (
     Experiment(
         name="adaptdp/figure1",
         title="training loss over rounds on T1 and T3, adaptive against fixed clipping",
-        cost="90 runs and 162 more to choose values (adaptdp/table2's); 10 minutes on one H200",
+        cost="90 runs and 280 or more to choose values (adaptdp/table2's); 15 minutes on one H200",
         measures=LOSSES,
         published={},
         differs=("The paper plots at Lv.3; the curves are in curves.csv.", *LEVELS, *SAMPLING, *SETTING[:1], *TUNED),
@@ -406,7 +407,7 @@ EXPERIMENTS = (
     Experiment(
         name="adaptdp/figure2",
         title="clipping radius C_r and quantile-mean ratios τ_q over rounds on T1 and T3",
-        cost="20 runs and 36 more to choose values (adaptdp/table2's); 4 minutes on one H200",
+        cost="20 runs and 60 or more to choose values (adaptdp/table2's); 5 minutes on one H200",
         measures=(
             TRAIN_LOSS,
             Measure("first_radius", "C_r in the first round", 1.0, ".3g"),

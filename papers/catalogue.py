@@ -11,6 +11,8 @@ from papers import (
     adaptdp,
     fedfdp,
     robust_hdp,
+    robust_hdp_cifar,
+    robust_hdp_noise,
     robust_hdp_weights,
     selection,
 )
@@ -19,6 +21,8 @@ from papers.experiment import Experiment
 PAPERS = (
     selection,
     robust_hdp,
+    robust_hdp_noise,
+    robust_hdp_cifar,
     robust_hdp_weights,
     fedfdp,
     adaptdp,

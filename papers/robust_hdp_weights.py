@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from papers.experiment import Entry, Experiment, Measure, Place
-from papers.robust_hdp import PARAMETERS, drawn, variances_of
+from papers.robust_hdp_noise import PARAMETERS, drawn, variances_of
 from sordino.data.budgets import published as published_budgets
 from sordino.server import aggregate, pursuit
 from sordino.server.columns import inverse_weights

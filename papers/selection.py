@@ -125,7 +125,8 @@ def _table(number: int, data: str, shown: str, published: Mapping[str, Sequence[
     return Experiment(
         name=f"selection/table{number}",
         title=f"test accuracy of three selection rules on {shown}, four similarities, ε ~ U(0, 1)",
-        cost="60 runs and 40 more to choose values, 100 clients, 10 a round, 60–120 rounds; 3 minutes on one H200",
+        cost="100 runs and 70 to 130 more to choose values, 40 of them short, 100 clients, 10 a round, 120 rounds; an "
+        "hour on one core, 5 minutes on one H200",
         measures=(CENTRAL,),
         published=_published(published),
         differs=(NOT_GIVEN.format(rounds=120), NET, HONEST),
@@ -221,7 +222,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         name="selection/figure4",
         title="test accuracy of three selection rules on CIFAR-10, four similarities; curves over rounds",
-        cost="20 runs and 20 more to choose values, 550,570 parameters, 200 rounds; about 10 minutes on one H200",
+        cost="100 runs and 70 to 130 more to choose values, 550,570 parameters, 200 rounds; 40 minutes on one H200",
         measures=(CENTRAL,),
         published={(AS_PUBLISHED, "Privacy-aware", "s = 30"): (32.35,)},
         differs=(PLOTTED_4, NOT_GIVEN.format(rounds=200), HONEST),
@@ -236,7 +237,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         name="selection/figure5",
         title="test accuracy against batch size on MNIST, s = 30",
-        cost="20 runs and 40 more to choose values (table3's), 100 clients, 10 a round; 2 minutes on one H200",
+        cost="100 runs and 70 to 130 more to choose values (table3's), 100 clients, 10 a round; 5 minutes on one H200",
         measures=(CENTRAL,),
         published={},
         differs=(PLOTTED_5, NOT_GIVEN.format(rounds=120), HONEST),
@@ -256,7 +257,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         name="selection/figure6",
         title="test accuracy on CIFAR-10 with two budget distributions, s = 30",
-        cost="10 runs and 40 more to choose values, 550,570 parameters, 200 rounds; about 10 minutes on one H200",
+        cost="50 runs and 140 to 260 more to choose values, 550,570 parameters, 200 rounds; 45 minutes on one H200",
         measures=(CENTRAL,),
         published={(AS_PUBLISHED, "Privacy-aware", next(iter(CASES))): (32.35,)},
         differs=(PLOTTED_6, NOT_GIVEN.format(rounds=200), HONEST),

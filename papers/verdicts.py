@@ -145,7 +145,7 @@ def count(gaps: Sequence[Gap], at: str = " on") -> str:
     if all(one.word == NONE for one in gaps):
         return NO_VERDICT
     words = Counter(one.word for one in gaps)
-    parts = []
+    parts: list[str] = []
     for word in (ABOVE, EVEN, BELOW, NONE):
         if words[word]:
             named = ", ".join(one.about for one in gaps if one.word == word)
