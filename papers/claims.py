@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from papers import adaptdp, fedfdp_cells, robust_hdp, selection, verdicts
+from papers import adaptdp, fedfdp_cells, robust_hdp, robust_hdp_noise, selection, verdicts
 from papers.experiment import ACCURACY, CENTRAL, PSI, RECORDS, TRAIN_LOSS, Measure, Place
 from papers.known import aware, mean_gap, measured, results, seeds_of, value
 from papers.selection_page import shown
@@ -119,9 +119,9 @@ def _sublinear() -> tuple[str, str]:
     for block, row in dict.fromkeys(place[:2] for place in measured("robust-hdp/figure6")):
         z = [
             measured("robust-hdp/figure6")[block, row, f"q = {q:g}"].values["noise"] or np.nan
-            for q in robust_hdp.RATIOS
+            for q in robust_hdp_noise.RATIOS
         ]
-        slopes += list(np.diff(np.log(z)) / np.diff(np.log(robust_hdp.RATIOS)))
+        slopes += list(np.diff(np.log(z)) / np.diff(np.log(robust_hdp_noise.RATIOS)))
     return (
         "**yes**" if max(slopes) < 1 else "**no**"
     ), f"as q to the power {min(slopes):.2f} to {max(slopes):.2f}; {COMPUTED}"
