@@ -137,7 +137,7 @@ def _table(number: int, data: str, shown: str, published: Mapping[str, Sequence[
         quick=Quick(
             columns=("s = 30",),
             data={"options": {"records": 4000}, "clients": 10},
-            training={"rounds": 40, "batch": 32, "select": 3, "evaluate": 20, "lr": 1.0},
+            training={"rounds": 40, "batch": 32, "select": 3, "evaluate": 40, "lr": 1.0},
             budgets={"low": 0.0, "high": 8.0},
         ),
         conclude=selection_says,
@@ -248,7 +248,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         quick=Quick(
             columns=("b = 32",),
             data={"options": {"records": 4000}, "clients": 10},
-            training={"rounds": 40, "select": 3, "evaluate": 20, "lr": 1.0},
+            training={"rounds": 40, "select": 3, "evaluate": 40, "lr": 1.0},
             budgets={"low": 0.0, "high": 8.0},
         ),
         conclude=selection_says,
