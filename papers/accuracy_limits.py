@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 
 from papers import theory_limits as theory
+from papers import verdicts
 from papers.experiment import ACCURACY, Cell, Entry, Experiment, Measure, Quick
 from papers.robust_hdp import DELTA as HDP_DELTA
 from papers.robust_hdp import DISTS
 from papers.store import Store
-from papers.verdicts import interval
+from papers.verdicts import Gap, interval
 from sordino.data.budgets import published as published_budgets
 
 NOISE, ACCURATE, OPEN = "noise", "accuracy against ε", "without privacy"
@@ -42,6 +43,7 @@ ROWS: dict[str, tuple[str, dict[str, Any], dict[str, Any] | None]] = {
 }
 """Five methods with noise per site, then the limits: method, parts, trust. Shared noise against the server alone is
 what a trusted curator would add."""
+FIVE = tuple(ROWS)[:5]
 LIMIT = theory.CURATOR
 
 QUESTIONS = (
@@ -113,7 +115,36 @@ def gather(folder: Path, planned: Sequence[Cell], store: Store, about: Mapping[s
 def lines(results: Mapping[str, Any]) -> list[str]:
     """The page: noise, accuracy and what is left to the limit, who pays, and what nobody knows."""
     by_run = {(one["row"], one["column"], one["seed"]): np.array(one["accuracy"]) for one in results["clients"]}
-    return [*_noise_lines(results["table"]), *_accuracy_lines(by_run), *_payers(by_run, results["records"]), *_asked()]
+    return [
+        *_said(results["table"], by_run),
+        *_noise_lines(results["table"]),
+        *_accuracy_lines(by_run),
+        *_payers(by_run, results["records"]),
+        *_asked(),
+    ]
+
+
+def _said(table: Sequence[Mapping[str, Any]], by_run: Mapping[tuple[str, str, int], Any]) -> list[str]:
+    """What the page says: noise of the rules, how far they are from the limit, whether strict clients pay more."""
+    noise: dict[str, list[float]] = {}
+    for one in table:
+        if one["block"] == NOISE and one["measure"] == "noise":
+            noise.setdefault(one["method"], []).append(one["measured"])
+    ranges = [f"{row} {min(own):.1f} to {max(own):.1f}" for row, own in noise.items() if row != LIMIT]
+    gaps: dict[str, list[Gap]] = {"rules": [], theory.SHARED: []}
+    for row in (*FIVE, theory.SHARED):
+        for median in MEDIANS:
+            own, limit = (_by_seed(by_run, one, f"ε = {median:g}") for one in (row, LIMIT))
+            if both := sorted(set(own) & set(limit)):
+                pairs = {seed: own[seed] - limit[seed] for seed in both}
+                gaps[row if row in gaps else "rules"].append(Gap(pairs, f"ε = {median:g}"))
+    told = [f"Times a curator's noise, over all these budgets: {', '.join(ranges)}."] if ranges else []
+    if gaps["rules"]:
+        words = [one.word for one in gaps["rules"]]
+        told.append(f"The five methods against {LIMIT}: below on {words.count(verdicts.BELOW)} of {len(words)}.")
+    if gaps[theory.SHARED]:
+        told.append(f"{theory.SHARED.capitalize()}, against {LIMIT}: {verdicts.count(gaps[theory.SHARED])}.")
+    return ["## What this says", "", *(f"- {one}" for one in told), ""] if told else []
 
 
 def _noise_lines(table: Sequence[Mapping[str, Any]]) -> list[str]:

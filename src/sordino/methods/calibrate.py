@@ -21,11 +21,11 @@ SHARES = ("limit", "accountant")
 class Calibrate:
     """How budgets become noise.
 
-        ``by`` picks the noise: ``tight`` (PLD), ``rdp``, or a published rule. Whatever picked it, the ledger charges that
-        noise with the real accountant. ``strictest``: everyone uses the noise of the strictest client's budget. ``shares``:
-        what a question's share of the budget is a share of. ``limit``: Σ count·q²/z², in which releases add up where they
-    are many and their noise is large. ``accountant``: every kind of release alone costs what a Gaussian with that share of
-        μ² would, which also holds for a few releases with little noise beside many with more.
+    ``by`` picks the noise: ``tight`` (PLD), ``rdp``, or a published rule. Whatever picked it, the ledger charges that
+    noise with the real accountant. ``strictest``: everyone uses the noise of the strictest client's budget. ``shares``:
+    what a question's share of the budget is a share of. ``limit``: Σ count·q²/z², in which releases add up where they
+    are many and their noise is large. ``accountant``: every kind of release alone costs what a Gaussian with that
+    share of μ² would, which also holds for a few releases with little noise beside many with more.
     """
 
     by: str = "tight"
