@@ -96,13 +96,18 @@ def fits(folder: Path) -> list[dict[str, Any]]:
     return made
 
 
+def _ends_below(gap: Sequence[float | None], value: float) -> bool:
+    """Whether a difference's interval lies wholly below a value; that of one pair, which JSON calls null, never does."""
+    return gap[2] is not None and gap[2] < value
+
+
 def summary(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """What the table says, in sentences."""
     gaps = [row["auto_minus_winner"] for row in rows]
     mean = float(np.mean([gap[0] for gap in gaps]))
-    beyond = [row["triple"] for row in rows if row["auto_minus_winner"][2] < BEHIND]
+    beyond = [row["triple"] for row in rows if _ends_below(row["auto_minus_winner"], BEHIND)]
     ahead = [row for row in rows if row["auto_minus_best_rival"] and row["auto_minus_best_rival"][0] < 0]
-    clearly = [row for row in ahead if row["auto_minus_best_rival"][2] < 0]
+    clearly = [row for row in ahead if _ends_below(row["auto_minus_best_rival"], 0.0)]
     named = "; ".join(
         f"{row['best_rival']} on {row['triple']} by {-row['auto_minus_best_rival'][0]:.1f}" for row in ahead
     )
