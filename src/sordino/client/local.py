@@ -7,6 +7,7 @@ turn owns that matrix.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from sordino.client.clip import Public, fairness_factor, fairness_weight
+from sordino.errors import BadInput
 from sordino.made import Made, part
 
 State = dict[str, Tensor]
@@ -84,19 +86,26 @@ def sgd() -> Local:
 
 
 @part
-def fair_step(weight: float = 0.1) -> Local:
+def fair_step(weight: float = 0.1, most: float | None = None) -> Local:
     """The step of FedFair: η (1 + λ(F_i(w_i, batch) − F(w_t))); λ is ``weight``, and λ = 0 is plain descent.
 
-    F_i(w_i, batch) is what was *released* of the loss from the very batch of the step.
+    F_i(w_i, batch) is what was *released* of the loss from the very batch of the step. As published the factor has no
+    bounds, and feeds on itself: a longer step makes a larger loss. ``most`` keeps it between 0 and so many.
     """
     chosen = fairness_weight("local.weight", weight)
+    if most is not None and not (math.isfinite(most) and most >= 1):
+        raise BadInput(f"local.most is {most!r}: the most that a step may be lengthened by, a number ≥ 1, usually 3")
     if chosen == 0.0:
         return sgd()
 
     def update(params: Tensor, state: State, gradient: Tensor, public: Public) -> tuple[Tensor, State]:
-        return params.sub_(gradient.mul_(fairness_factor(public["loss"], public, chosen).mul_(public["lr"]))), state
+        factor = fairness_factor(public["loss"], public, chosen)
+        if most is not None:
+            factor.clamp_(min=0.0, max=most)
+        return params.sub_(gradient.mul_(factor.mul_(public["lr"]))), state
 
-    return Local(f"fair(weight={chosen:g})", update, _difference, needs=("loss",))
+    bounded = "" if most is None else f", most={most:g}"
+    return Local(f"fair(weight={chosen:g}{bounded})", update, _difference, needs=("loss",))
 
 
 @part

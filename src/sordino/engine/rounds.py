@@ -411,7 +411,7 @@ def facts(
         each=sent.each,
         layout=course.layout,
         round=number,
-        rounds=plan.schedule.rounds,
+        rounds=plan.training.rounds if plan.method.aggregate.goes_on else plan.schedule.rounds,
         population=len(plan.clients),
         records=int(plan.population.sizes.sum()),
         lr=plan.training.lr,

@@ -69,6 +69,7 @@ class Aggregate:
     receive: (uploads by name, facts) → updates[rows, d], for a rule whose clients may upload something else.
     refuse_small: whether updates smaller than their own noise are refused: for rules that reward small ones.
     sets_steps: whether it sets the number of local steps of the next round (``Outcome.next_steps``).
+    goes_on: whether a run whose steps it sets goes on beyond ``training.rounds`` until all planned steps are taken.
     simulation_only: why it cannot run deployed; empty where it can.
     aims: the weights it aims at: by ``size`` or ``budget``, ``equal``, of ``least`` noise, a ``balance``, or unknown.
     foreseen: whether what it aims at can be settled from public facts before the run, so that the server need not see
@@ -87,6 +88,7 @@ class Aggregate:
     receive: Callable[[Mapping[str, Tensor], Facts], Tensor] | None = None
     refuse_small: bool = False
     sets_steps: bool = False
+    goes_on: bool = False
     simulation_only: str = ""
     aims: str = ""
     foreseen: bool = False
