@@ -97,7 +97,7 @@ def fits(folder: Path) -> list[dict[str, Any]]:
 
 
 def _ends_below(gap: Sequence[float | None], value: float) -> bool:
-    """Whether a difference's interval lies wholly below a value; that of one pair, which JSON calls null, never does."""
+    """Whether a difference's interval lies wholly below a value; one pair has none, which JSON calls null."""
     return gap[2] is not None and gap[2] < value
 
 
