@@ -17,7 +17,9 @@ from bench import growth as growth
 from bench import peers as all_peers
 from bench import workloads
 from bench.meter import meter_of
+from sordino import native
 from sordino._version import __version__
+from sordino.client.gradients import pooled
 from sordino.errors import BadInput
 from sordino.study.show import Sheet
 
@@ -81,7 +83,10 @@ def _summary(work: workloads.Workload, times: dict[str, list[float]]) -> dict[st
 
 
 def about(repeats: int) -> dict[str, Any]:
-    """Where, when and with what this was measured; ``load`` is the machine's average over the last minute."""
+    """Where, when and with what this was measured.
+
+    ``load`` is the machine's average over the last minute; ``loops`` whether convolutions were compiled, or why not.
+    """
     return {
         "date": datetime.date.today().isoformat(),
         "sordino": __version__,
@@ -92,6 +97,7 @@ def about(repeats: int) -> dict[str, Any]:
         "processor": platform.machine(),
         "python": platform.python_version(),
         "repeats": repeats,
+        "loops": native.load("pooled", pooled.wrong).reason,
     }
 
 

@@ -37,6 +37,14 @@ MODELS = {
     "robust-hdp-cnn": (lambda: models.build("robust-hdp-cnn", (1, 8, 8), 3), (1, 8, 8)),
     "tramer-mnist": (lambda: models.build("tramer-mnist", (1, 20, 20), 3), (1, 20, 20)),
     "tanh": (lambda: _chain(nn.Conv2d(3, 4, 3), nn.Tanh(), nn.MaxPool2d(2), width=36), (3, 8, 8)),
+    "pooled": (
+        lambda: _chain(
+            *(nn.Conv2d(2, 17, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+            *(nn.Conv2d(17, 3, 3), nn.ReLU(), nn.MaxPool2d(2)),
+            width=27,
+        ),
+        (2, 16, 16),
+    ),
     "patches": (lambda: _chain(nn.Conv2d(4, 8, 3, stride=2, groups=2), nn.ReLU(), width=72), (4, 7, 7)),
     "rows": (lambda: _chain(nn.Conv2d(5, 3, 3), nn.ReLU(), width=108), (5, 8, 8)),
     "ghost": (lambda: _chain(nn.Conv2d(8, 16, 3), nn.ReLU(), width=64), (8, 4, 4)),

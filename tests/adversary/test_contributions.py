@@ -7,7 +7,7 @@ import torch
 from fuzz import IDS, MODELS, Case, case
 from torch import Tensor, nn
 
-from sordino import models
+from sordino import models, native
 from sordino.client import gradients
 from sordino.client.gradients import Alone, fused, loops
 from sordino.client.gradients.fast import Fast
@@ -99,8 +99,20 @@ def test_no_record_of_several_inputs_adds_more_than_the_clip(layout: str):
 @pytest.mark.parametrize("copies", [1, 3])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_no_record_adds_more_than_the_clip_in_ten_thousand_cases(layout: str, copies: int):
-    length, where = worst(layout, range(100, 225), copies)  # 17 models × 125 seeds × 5 layouts
+    length, where = worst(layout, range(100, 225), copies)  # 18 models × 125 seeds × 5 layouts
     print(f"worst own term, {layout}: {length:.9f} C ({where})")
+
+
+@pytest.mark.parametrize("copies", [1, 3])
+@pytest.mark.parametrize("layout", ["one row", "shared"])
+def test_records_are_bounded_with_compiled_loops_and_without(layout: str, copies: int):
+    """The layouts above take compiled loops where there is a compiler; here the same cases in both ways."""
+    for seed in range(6):
+        for name in ("cnn-small", "robust-hdp-cnn", "pooled"):
+            one = case(name, seed, copies)
+            assert float(own_terms(one, layout).max()) <= OWN, (name, seed)
+            with native.set_aside():
+                assert float(own_terms(one, layout).max()) <= OWN, (name, seed)
 
 
 def test_the_kernels_of_a_gpu_bound_records_too(monkeypatch: pytest.MonkeyPatch):

@@ -79,6 +79,9 @@ def _fits(layer: ConvLayer, x: Tensor, tape: Tape, pool: Geometry) -> bool:
     square = pool == Geometry((side, side), (side, side), (0, 0), (1, 1)) and side**2 < DEAD
     if not (plain and square and "weight" in layer.slots) or min(layer.geometry.output(*x.shape[2:])) < side:
         return False
+    numbers = tape.copies * x[0].numel() * 4 + layer.outputs * layer.inputs * layer.geometry.taps * 16
+    if numbers >= 2**31:  # places are told in 32 bits; with generous room for padding
+        return False
     return not isinstance(layer.find_way(x, tape.copies), Ghost)  # which never makes a record's gradient
 
 
