@@ -447,7 +447,7 @@ class Ghost(Way):
 class Positions(Way):
     """Norms by inner products of positions; input and dy are held, and the native kernel makes the sum of them.
 
-    The sum of a row is the weight's gradient for inputs x_j and slopes a_j·dy_j: what training without privacy computes.
+    The sum of a row is the weight's gradient for inputs x_j and slopes a_j·dy_j, as in training without privacy.
     """
 
     method = "ghost"
