@@ -1,4 +1,4 @@
-"""What a turn does once over a long vector: pages, plain descent that leaves the weights, noise in pieces of any size."""
+"""What a turn does once over a long vector: pages, descent that leaves the weights, noise in pieces of any size."""
 
 import numpy as np
 import torch
