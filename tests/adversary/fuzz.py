@@ -48,6 +48,8 @@ MODELS = {
     "patches": (lambda: _chain(nn.Conv2d(4, 8, 3, stride=2, groups=2), nn.ReLU(), width=72), (4, 7, 7)),
     "rows": (lambda: _chain(nn.Conv2d(5, 3, 3), nn.ReLU(), width=108), (5, 8, 8)),
     "ghost": (lambda: _chain(nn.Conv2d(8, 16, 3), nn.ReLU(), width=64), (8, 4, 4)),
+    "compiled": (lambda: _chain(nn.Conv2d(24, 3, 3), nn.ReLU(), width=108), (24, 8, 8)),
+    "strided": (lambda: _chain(nn.Conv2d(6, 40, 3, stride=2, padding=1), nn.ReLU(), width=160), (6, 4, 4)),
     "dilated": (lambda: _chain(nn.Conv2d(2, 3, 2, dilation=2, padding=1), nn.ReLU(), width=147), (2, 7, 7)),
     "conv1d": (lambda: _chain(nn.Conv1d(3, 6, 3, padding=1), nn.ReLU(), width=54), (3, 9)),
     "norms": (

@@ -99,7 +99,7 @@ def test_no_record_of_several_inputs_adds_more_than_the_clip(layout: str):
 @pytest.mark.parametrize("copies", [1, 3])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_no_record_adds_more_than_the_clip_in_ten_thousand_cases(layout: str, copies: int):
-    length, where = worst(layout, range(100, 225), copies)  # 18 models × 125 seeds × 5 layouts
+    length, where = worst(layout, range(100, 225), copies)  # all models × 125 seeds × 5 layouts
     print(f"worst own term, {layout}: {length:.9f} C ({where})")
 
 

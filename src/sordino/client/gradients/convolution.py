@@ -17,7 +17,7 @@ from sordino.client.gradients.lengths import Length, squared_by_gram, squared_no
 from sordino.client.gradients.patches import Geometry, last_padded, patches_view, planes_view, scattered
 from sordino.client.gradients.positions import products_of, squared_convolution
 from sordino.client.gradients.tape import Held, Layer, Saved, Segments, Tape, Workspace
-from sordino.client.gradients.types import LayerPlan, Slot
+from sordino.client.gradients.types import LayerPlan, Slot, in_full
 
 GHOST_GAIN = 24  # products that one held number is worth: written once, read twice
 FEW_CHANNELS = 4
@@ -455,7 +455,7 @@ class Ghost(Way):
 class Positions(Way):
     """Norms by inner products of positions; input and dy are held, and the native kernel makes the sum of them.
 
-    The sum of a row is the weight's gradient for inputs x_j and slopes a_j·dy_j, as training without privacy has it.
+    The sum of a row is the weight's gradient for inputs x_j and slopes a_j·dy_j, as in training without privacy.
     """
 
     method = "ghost"
@@ -489,5 +489,6 @@ class Positions(Way):
         for row, start, stop in segments.pieces:
             scaled = dy[start:stop] * factors[start:stop].view(-1, 1, 1, 1, 1)
             given = scaled.flatten(0, 1), x[start:stop].flatten(0, 1), like, None
-            found = torch.ops.aten.convolution_backward(*given, *places, False, [0, 0], 1, [False, True, False])[1]
+            with in_full():
+                found = torch.ops.aten.convolution_backward(*given, *places, False, [0, 0], 1, [False, True, False])[1]
             whole[row].view(like.shape).copy_(found)

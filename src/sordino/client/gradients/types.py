@@ -286,6 +286,24 @@ def any_algorithm() -> Iterator[None]:
 
 
 @contextmanager
+def in_full() -> Iterator[None]:
+    """Sum native gradients of convolutions in full float32 on a CPU too, whatever a program allows elsewhere.
+
+    What a record adds is bounded for float32's rounding (``lengths``).
+    """
+    settings = getattr(torch.backends.mkldnn, "conv", None)
+    if settings is None:  # an older torch, which knows nothing else
+        yield
+        return
+    before = settings.fp32_precision
+    settings.fp32_precision = "ieee"
+    try:
+        yield
+    finally:
+        settings.fp32_precision = before
+
+
+@contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
     """Hold a module in evaluation mode, and put it back afterwards."""
     was_training = module.training
