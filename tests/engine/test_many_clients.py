@@ -129,7 +129,7 @@ def test_ten_thousand_clients_in_two_gigabytes_at_the_pace_of_a_hundred():
 
 
 WHOLE = """
-import sys, numpy as np, resource
+import sys, numpy as np
 import sordino as sd
 from sordino.data import Federation
 clients, folder = int(sys.argv[1]), sys.argv[2]
@@ -138,8 +138,9 @@ x[:] = np.random.default_rng(0).standard_normal((1, 1, 28, 28), dtype=np.float32
 x = np.load(folder + "/x.npy", mmap_mode="r")
 y = np.random.default_rng(0).integers(0, 10, len(x))
 names, train = [f"client-{i}" for i in range(clients)], [np.arange(60) + 60 * (i % 1000) for i in range(clients)]
-found = Federation("many", x, y, np.ones(len(y), bool), names, train, [np.arange(0)] * clients, None, "classification", 10)
-found = found.with_budgets(1 + np.arange(clients) % 4, delta=1e-5)
+nothing = [np.arange(0)] * clients
+found = Federation("many", x, y, np.ones(len(y), bool), names, train, nothing, None, "classification", 10)
+found = found.with_budgets((1 + np.arange(clients) % 4).tolist(), delta=1e-5)
 open("/proc/self/clear_refs", "w").write("5")
 settings = dict(rounds=2, batch=32, steps=1, lr=0.05, clip=1.0, evaluate=2)
 sd.train(found, "logistic", "dp-fedavg", out=folder + "/run", **settings)
