@@ -65,7 +65,7 @@ def test_version_and_help(call):
     code, out, _ = call("--help")
     assert code == 0
     assert all(word in out for word in ("demo", "plan", "run", "compare", "ledger", "data"))
-    assert call("run", "--help")[1].count("[sweep]") == 2, "brackets are not taken for markup"
+    assert call("run", "--help")[1].count("[sweep]") == 3, "brackets are not taken for markup"
 
 
 def test_methods_lists_every_method_and_marks_what_is_not_private(call):
