@@ -50,8 +50,8 @@ def _phase_one(results: Results) -> str:
     return (
         "'A tenth of the budget to phase 1' was a tenth of Σ count·q²/z², which is no tenth of ε where a few releases "
         f"with little noise stand beside many.{where} The experiment now measures shares with the accountant "
-        "(`calibrate.shares`), which gives T2's gradients a z within 3.1 % of DP-FedAvg's. T2's losses are a fault of "
-        "ours, not of the method's."
+        "(`calibrate.shares`), which gives T2's gradients a z within 3.1 % of DP-FedAvg's. Until then T2's losses "
+        "say nothing about the method."
     )
 
 
