@@ -21,9 +21,8 @@ from sordino.client.gradients.convolution import ConvLayer
 from sordino.client.gradients.layers import EmbeddingLayer, GroupNormLayer, LayerNormLayer, LinearLayer
 from sordino.client.gradients.patches import Geometry, pads_with_zeros
 from sordino.client.gradients.standardised import StandardisedConvLayer
-from sordino.client.gradients.tape import Layer, Tape, Workspace
+from sordino.client.gradients.tape import Layer, Tape, Unsupported, Workspace
 from sordino.client.gradients.types import Slot
-from sordino.errors import BadInput
 from sordino.models.standardised import StandardisedConv2d
 
 _RULES: dict[type[nn.Module], Callable[[str, Any, dict[str, Slot]], Layer]] = {
@@ -38,10 +37,6 @@ _RULES: dict[type[nn.Module], Callable[[str, Any, dict[str, Slot]], Layer]] = {
     nn.InstanceNorm3d: GroupNormLayer,
     nn.LayerNorm: LayerNormLayer,
 }
-
-
-class Unsupported(BadInput):
-    """The fast engine cannot serve a model; the message says which layer and why."""
 
 
 def shadow_of(

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from sordino.client.gradients import fused
 from sordino.client.gradients.alone import Alone
-from sordino.client.gradients.chain import Unsupported
 from sordino.client.gradients.exact import Exact
 from sordino.client.gradients.fast import Fast
 from sordino.client.gradients.losses import Loss, loss_by_name
+from sordino.client.gradients.tape import Unsupported
 from sordino.client.gradients.types import Engine, Graded, LayerPlan, evaluating, precise
 from sordino.errors import BadInput, SordinoError
 from sordino.models import refuse_batch_statistics, refuse_tied_weights, why_not_isolated

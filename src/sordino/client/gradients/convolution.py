@@ -406,7 +406,7 @@ class Ghost(Way):
         flat = seen.reshape(dy.shape[0], dy.shape[1], -1)
         tape.hold(layer, "seen", flat)
         tape.hold(layer, "dy", dy)
-        tape.note(squared_outer(flat, dy) if dy.shape[1] == 1 else squared_by_gram(flat, dy))
+        tape.note(squared_outer(flat[:, 0], dy[:, 0]) if dy.shape[1] == 1 else squared_by_gram(flat, dy))
 
     def pull(self, factors: Tensor, held: Held, segments: Segments, out: Tensor, slot: Slot) -> None:
         """``Σ_j a_j dy_jᵀ P_j`` as one product a row."""

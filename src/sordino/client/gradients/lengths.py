@@ -62,18 +62,10 @@ def squared_norms(values: Tensor) -> Tensor:
 
 
 def squared_outer(x: Tensor, dy: Tensor) -> Length:
-    """‖Σ_t dy_t ⊗ x_t‖² per record of ``x[n, t, i]``, ``dy[n, t, o]``, by the way with fewer products."""
-    positions, wide, deep = x.shape[1], x.shape[2], dy.shape[2]
-    if positions == 1:
-        # Norms are multiplied, not squares: with a floor each, since one may be tiny and the other huge.
-        norms = [squared_norms(one).sqrt_().add_(VANISHES * math.sqrt(one.shape[2])) for one in (x, dy)]
-        return Length(norms[0].mul_(norms[1]).square_())
-    if positions * (wide + deep) <= wide * deep:
-        return squared_by_gram(x, dy)
-    # The product is made for its norm only; the sum over a row is another product, which rounds in its own way.
-    tall = [torch.linalg.vector_norm(one, dim=2).double().add_(VANISHES * math.sqrt(one.shape[2])) for one in (x, dy)]
-    reach = (tall[0] * tall[1]).sum(1).mul_(1 + 1e-3)
-    return Length(squared_norms(torch.bmm(dy.transpose(1, 2), x)), reach.mul_(2 * (positions + 4) * SINGLE))
+    """‖dy ⊗ x‖² = ‖dy‖²‖x‖² per record of ``x[n, i]``, ``dy[n, o]``."""
+    # Norms are multiplied, not squares: with a floor each, since one may be tiny and the other huge.
+    norms = [squared_norms(one).sqrt_().add_(VANISHES * math.sqrt(one.shape[1])) for one in (x, dy)]
+    return Length(norms[0].mul_(norms[1]).square_())
 
 
 def squared_by_gram(x: Tensor, dy: Tensor) -> Length:
@@ -97,20 +89,3 @@ def inner_products(values: Tensor) -> Tensor:
         wide = values[start : start + some].double()
         torch.bmm(wide, wide.transpose(1, 2), out=found[start : start + some])
     return found
-
-
-def squared_sum(dy: Tensor) -> Length:
-    """‖Σ_t dy_t‖² of ``dy[n, t, o]``: a bias, whose sum over a row rounds in its own way."""
-    if dy.shape[1] == 1:
-        return Length(squared_norms(dy))
-    reach = torch.linalg.vector_norm(dy, dim=2).double().add_(VANISHES * math.sqrt(dy.shape[2])).sum(1)
-    return Length(squared_norms(dy.sum(1)), reach.mul_(2.1 * (dy.shape[1] + 4) * SINGLE))
-
-
-def squared_where_equal(dy: Tensor, index: Tensor) -> Length:
-    """‖g‖² of an embedding's table: Σ over pairs of positions with the same index of dy_s·dy_t."""
-    gram = inner_products(dy)
-    reach = gram.diagonal(dim1=1, dim2=2).sqrt().sum(1)
-    square = gram.masked_fill_(index.unsqueeze(2) != index.unsqueeze(1), 0).sum((1, 2)).clamp_min_(0)
-    square.add_(reach.square().mul_((dy.shape[2] + 2 * dy.shape[1] ** 2) * DOUBLE))
-    return Length(square, reach.mul_((dy.shape[1] + 4) * SINGLE))
