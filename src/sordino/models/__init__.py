@@ -7,7 +7,6 @@ from sordino.models.isolation import (
     isolated,
     private_ready,
     refuse_batch_statistics,
-    refuse_tied_weights,
     why_not_isolated,
 )
 from sordino.models.usual import reach, usual, weight_size
@@ -28,7 +27,6 @@ __all__ = [
     "private_ready",
     "reach",
     "refuse_batch_statistics",
-    "refuse_tied_weights",
     "split_fixed",
     "usual",
     "weight_size",

@@ -15,7 +15,7 @@ from sordino.client.gradients.losses import Loss, loss_by_name
 from sordino.client.gradients.tape import Unsupported
 from sordino.client.gradients.types import Engine, Graded, LayerPlan, evaluating, precise
 from sordino.errors import BadInput, SordinoError
-from sordino.models import refuse_batch_statistics, refuse_tied_weights, why_not_isolated
+from sordino.models import refuse_batch_statistics, why_not_isolated
 
 # Float32 rounding stays below, a wrong rule far above; an activation that changes sides turns a sum without changing
 # its length.
@@ -57,7 +57,6 @@ def build(
     """
     per_record = loss_by_name(loss)
     refuse_batch_statistics(model)
-    refuse_tied_weights(model)
     if kind not in {"auto", "fast", "exact"}:
         raise BadInput(f"unknown gradient engine '{kind}'; choose auto, fast or exact")
     if kind == "exact":

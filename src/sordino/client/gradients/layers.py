@@ -147,22 +147,17 @@ class EmbeddingLayer(Layer):
     def record(self, dy: Tensor, saved: Saved, tape: Tape) -> None:
         """Hold the gradient's rows, every one where its index comes first; the padding index has none."""
         if self.own:
-            rows, index = self.gathered(dy, saved, tape)
+            slopes, index = self.unpadded(dy, saved, tape)
+            rows = gathered(slopes, index)
             tape.note(Length(squared_norms(rows)))
             tape.hold(self.name, "rows", rows)
             tape.hold(self.name, "index", index)
 
-    def gathered(self, dy: Tensor, saved: Saved, tape: Tape) -> tuple[Tensor, Tensor]:
-        """Rows ``[n, t, k]`` of every record's gradient, 0 where an index came before, and their indices ``[n, t]``."""
+    def unpadded(self, dy: Tensor, saved: Saved, tape: Tape) -> tuple[Tensor, Tensor]:
+        """Slopes ``[n, t, k]`` by records, exactly 0 at padding whatever they are there, and the indices ``[n, t]``."""
         dy3 = tape.folded(dy)
         index = saved[0].reshape(dy3.shape[:2])
-        same = index.unsqueeze(2) == index.unsqueeze(1)
-        first = ~same.tril(-1).any(2)
-        if self.padding is not None:
-            first &= index != self.padding
-            # What is masked must not count even where it is not finite; 0 times NaN would.
-            dy3 = dy3.masked_fill((index == self.padding).unsqueeze(2), 0)
-        return torch.bmm((same & first.unsqueeze(2)).to(dy3.dtype), dy3), index
+        return dy3 if self.padding is None else dy3.masked_fill((index == self.padding).unsqueeze(2), 0), index
 
     def joined(self, runs: list[tuple[Tensor, Saved]]) -> tuple[Tensor, Saved]:
         """The positions of all runs, one after the other."""
@@ -173,6 +168,13 @@ class EmbeddingLayer(Layer):
         """Add scaled rows into each row's table."""
         if self.own:
             self.own["weight"].part(out).copy_(summed_rows(factors, held, segments, self.entries))
+
+
+def gathered(dy: Tensor, index: Tensor) -> Tensor:
+    """Rows ``[n, t, k]`` of every record's gradient: Σ_s dy_s over its equal indices where one comes first, else 0."""
+    same = index.unsqueeze(2) == index.unsqueeze(1)
+    first = ~same.tril(-1).any(2, keepdim=True)
+    return torch.bmm((same & first).to(dy.dtype), dy)
 
 
 def summed_rows(factors: Tensor, held: Held, segments: Segments, entries: int) -> Tensor:

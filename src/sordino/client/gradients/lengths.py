@@ -89,3 +89,22 @@ def inner_products(values: Tensor) -> Tensor:
         wide = values[start : start + some].double()
         torch.bmm(wide, wide.transpose(1, 2), out=found[start : start + some])
     return found
+
+
+def squared_with_rows(x: Tensor, dy: Tensor, rows: Tensor, index: Tensor) -> Length:
+    """‖Σ_t dy_t ⊗ x_t + Σ_s e_{i_s} ⊗ r_s‖² of ``x[n, t, i]``, ``dy[n, t, o]``, ``rows[n, s, i]``, ``index[n, s]``.
+
+    Rows are positions whose slopes are unit vectors, so the bounds are those of :func:`squared_by_gram`. Two rows of one
+    index are not both other than 0.
+    """
+    seen, slopes = inner_products(x), inner_products(dy)
+    reach = (seen.diagonal(dim1=1, dim2=2) * slopes.diagonal(dim1=1, dim2=2)).sqrt_().sum(1)
+    wide = rows.double()
+    squares = wide.square().sum(2)
+    reach.add_(squares.sqrt().sum(1))
+    picked = dy.gather(2, index.unsqueeze(1).expand(-1, dy.shape[1], -1)).double()
+    both = torch.bmm(x.double(), wide.transpose(1, 2)).mul_(picked).sum((1, 2))
+    square = seen.mul_(slopes).sum((1, 2)).add_(squares.sum(1)).add_(both, alpha=2).clamp_min_(0)
+    positions = x.shape[1] + rows.shape[1]
+    square.add_(reach.square().mul_((2 * x.shape[2] + dy.shape[2] + 2 * positions**2) * DOUBLE))
+    return Length(square, reach.mul_((positions + 4) * SINGLE))
