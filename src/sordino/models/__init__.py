@@ -9,6 +9,7 @@ from sordino.models.isolation import (
     refuse_batch_statistics,
     why_not_isolated,
 )
+from sordino.models.lora import has_adapters, lora, merged
 from sordino.models.usual import reach, usual, weight_size
 from sordino.models.zoo import build, check_spec, names
 
@@ -21,7 +22,10 @@ __all__ = [
     "check_spec",
     "digest",
     "extractor",
+    "has_adapters",
     "isolated",
+    "lora",
+    "merged",
     "names",
     "one_by_one",
     "private_ready",

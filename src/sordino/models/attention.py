@@ -38,7 +38,12 @@ class Attention(nn.Module):
     attend: Attend | None = None
     """Another way to the same numbers, where nothing is dropped; None is torch's own."""
 
-    def __init__(self, query: nn.Linear, key: nn.Linear, value: nn.Linear, out: nn.Linear, heads: int, dropout: float):
+    packed = False
+    """Whether it was made from torch's with packed projections, and can be put together again."""
+
+    def __init__(
+        self, query: nn.Linear, key: nn.Linear, value: nn.Linear, out: nn.Linear, heads: int, dropout: float = 0.0
+    ) -> None:
         super().__init__()
         self.query, self.key, self.value, self.out_proj = query, key, value, out
         self.num_heads, self.dropout = heads, dropout
@@ -49,9 +54,25 @@ class Attention(nn.Module):
         packed = module.in_proj_weight
         weights = _own_projections(module) if packed is None else packed.detach().chunk(3)
         biases = (None,) * 3 if module.in_proj_bias is None else module.in_proj_bias.detach().chunk(3)
-        parts = (linear_of(weight, bias) for weight, bias in zip(weights, biases))
-        made = Attention(*parts, module.out_proj, module.num_heads, module.dropout)
+        trained = any(one.requires_grad for one in module.parameters(recurse=False))
+        q, k, v = (linear_of(weight, bias, trained) for weight, bias in zip(weights, biases))
+        made = Attention(q, k, v, module.out_proj, module.num_heads, module.dropout)
+        made.packed = packed is not None
         return made.train(module.training)
+
+    def whole(self) -> nn.MultiheadAttention:
+        """Torch's module with the same weights, packed."""
+        parts, out = (self.query, self.key, self.value), self.out_proj
+        weight = torch.cat([one.weight.detach() for one in parts])
+        made = nn.MultiheadAttention(
+            out.in_features, self.num_heads, self.dropout, bias=self.query.bias is not None, batch_first=True
+        ).to(weight.device, weight.dtype)
+        made.in_proj_weight = nn.Parameter(weight, requires_grad=self.query.weight.requires_grad)
+        if self.query.bias is not None:
+            biases = torch.cat([one.bias.detach() for one in parts])
+            made.in_proj_bias = nn.Parameter(biases, requires_grad=self.query.bias.requires_grad)
+        made.out_proj = out
+        return made.train(self.training)
 
     def forward(
         self,
@@ -94,12 +115,12 @@ def _own_projections(module: nn.MultiheadAttention) -> tuple[Tensor, ...]:
     return tuple(one.detach() for one in found if one is not None)
 
 
-def linear_of(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+def linear_of(weight: Tensor, bias: Tensor | None, trained: bool = False) -> nn.Linear:
     """A linear layer around given tensors, neither copied nor drawn."""
     made = nn.Linear(1, 1, bias=False, device="meta")
     made.out_features, made.in_features = weight.shape
-    made.weight = nn.Parameter(weight, requires_grad=False)
-    made.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+    made.weight = nn.Parameter(weight, requires_grad=trained)
+    made.bias = None if bias is None else nn.Parameter(bias, requires_grad=trained)
     return made
 
 

@@ -22,6 +22,7 @@ from sordino.models.convolved import Convolved, norm_of_eights
 from sordino.models.features import Spec, check_features, make_features
 from sordino.models.fixed import FixedFeatures, Standardise
 from sordino.models.isolation import isolated
+from sordino.models.lora import Adapters, adapted
 from sordino.models.options import check_kind, check_options, in_single_precision
 from sordino.models.scatter import scatter_cnn, scatter_linear
 
@@ -249,6 +250,7 @@ def build(
     classes: int | None,
     seed: int = 0,
     features: Spec | None = None,
+    lora: Adapters | None = None,
     **options: Any,
 ) -> nn.Module:
     """Build a network for records of one shape.
@@ -268,6 +270,9 @@ def build(
     features
         A fixed map to put before the network (:mod:`features`), which is then built for records of the shape that the
         map gives.
+    lora
+        A rank, or a table of the arguments of :func:`sordino.models.lora`: the network is frozen, and trainable adapters
+        are put beside its linear layers.
     **options
         Passed to the factory, such as ``hidden=512`` for ``random-features``.
     """
@@ -284,8 +289,9 @@ def build(
         before = None if features is None else make_features(features, sizes)
         inner = sizes if before is None else before.shape
         model = spec if isinstance(spec, nn.Module) else check_spec(spec, options)(inner, classes, **options)
-    if not isinstance(model, nn.Module):
-        raise BadInput(f"model '{spec}' returned a {type(model).__name__}; a factory must return a torch.nn.Module")
+        if not isinstance(model, nn.Module):
+            raise BadInput(f"model '{spec}' returned a {type(model).__name__}; a factory must return a torch.nn.Module")
+        model = model if lora is None else adapted(model, lora)
     model = in_single_precision(model)
     return model if before is None else nn.Sequential(OrderedDict(features=before, model=model))
 
