@@ -32,7 +32,7 @@ def encoder(
     words: int = 1000,
     width: int = 128,
     heads: int = 4,
-    wide: int = 512,
+    wide: int = 256,
     layers: int = 2,
 ) -> nn.Module:
     """The encoder for records of one length."""

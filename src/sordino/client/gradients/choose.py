@@ -136,13 +136,13 @@ class Checked(Engine):
         kind = y.device.type
         if kind in self.settled or not bool(params.isfinite().all()):
             return
-        given = params, *_two_like(x, y, 0)
+        given = params, *_two_like(self._model, x, y, 0)
         model = self._model if kind == "cpu" else copy.deepcopy(self._model).to(y.device)
         allowed, self.engine.mixed = self.engine.mixed, False
         reason = disagreement(self.engine, model, self._loss, *given)
         if reason and kind != "cpu":
             # Float64 has no kernels of its own to compare; other records have other edges.
-            given = params, *_two_like(x, y, 1)
+            given = params, *_two_like(self._model, x, y, 1)
             reason = disagreement(self.engine, model, self._loss, *given)
         if reason and isinstance(self.engine, Fast) and fused.serves(given[1]):
             without = Fast(self._model, self._loss, copies=self.copies)
@@ -201,10 +201,15 @@ def _gap(got: Tensor, wanted: Tensor) -> float:
     return float((got - wanted).norm() / wanted.norm().clamp_min(torch.finfo(wanted.dtype).tiny))
 
 
-def _two_like(x: Tensor, y: Tensor, seed: int) -> tuple[Tensor, Tensor]:
-    """Two records at random where they are numbers, else of zeros: no client's values decide which engine is taken."""
-    labels = torch.zeros_like(y[:1]).expand(2, *y.shape[1:])
-    if not x.is_floating_point():
-        return torch.zeros_like(x[:1]).expand(2, *x.shape[1:]), labels
+def _two_like(model: nn.Module, x: Tensor, y: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+    """Two records at random, whole ones below the size of the model's smallest table, 0 where it has none.
+
+    No client's values decide which engine is taken.
+    """
+    labels, shape = torch.zeros_like(y[:1]).expand(2, *y.shape[1:]), (2, *x.shape[1:])
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn((2, *x.shape[1:]), generator=generator, dtype=x.dtype).to(x.device), labels
+    if x.is_floating_point():
+        return torch.randn(shape, generator=generator, dtype=x.dtype).to(x.device), labels
+    tables = [module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding)]
+    drawn = torch.randint(0, min(tables, default=1), shape, generator=generator)
+    return drawn.to(x.device, x.dtype), labels
