@@ -103,7 +103,11 @@ INNER = {
     "attention, mask of numbers a head": (
         attention,
         lambda m, x, p: _to_itself(
-            m, x, p, need_weights=False, attn_mask=torch.linspace(-1, 1, 25).to(x).view(1, 5, 5).repeat(2 * len(x), 1, 1)
+            m,
+            x,
+            p,
+            need_weights=False,
+            attn_mask=torch.linspace(-1, 1, 25).to(x).view(1, 5, 5).repeat(2 * len(x), 1, 1),
         ),
     ),
     "attention to another sequence": (

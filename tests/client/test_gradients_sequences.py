@@ -172,9 +172,7 @@ class TestChoice:
 
 def test_dropout_in_attention_is_the_same_for_norms_and_sums():
     torch.manual_seed(0)
-    model = Read(
-        nn.TransformerEncoderLayer(WIDTH, 2, 12, dropout=0.5, batch_first=True), lambda m, x, p: m(x)
-    )
+    model = Read(nn.TransformerEncoderLayer(WIDTH, 2, 12, dropout=0.5, batch_first=True), lambda m, x, p: m(x))
     engine = Fast(model, LOSS)
     x, y = tokens(1, 6), torch.zeros(1, 6, dtype=torch.long)
     graded = engine(engine.flatten(model)[None], x, y)

@@ -71,7 +71,7 @@ class Attention(nn.Module):
         if self.query.bias is not None:
             biases = torch.cat([one.bias.detach() for one in parts])
             made.in_proj_bias = nn.Parameter(biases, requires_grad=self.query.bias.requires_grad)
-        made.out_proj = out
+        made._modules["out_proj"] = out
         return made.train(self.training)
 
     def forward(
@@ -107,7 +107,8 @@ class Attention(nn.Module):
         return self.out_proj(out.transpose(1, 2).flatten(2)), weights
 
     def _heads(self, x: Tensor) -> Tensor:
-        return x.unflatten(2, (self.num_heads, -1)).transpose(1, 2)
+        out: Tensor = x.unflatten(2, (self.num_heads, -1)).transpose(1, 2)
+        return out
 
 
 def _own_projections(module: nn.MultiheadAttention) -> tuple[Tensor, ...]:
@@ -120,7 +121,7 @@ def linear_of(weight: Tensor, bias: Tensor | None, trained: bool = False) -> nn.
     made = nn.Linear(1, 1, bias=False, device="meta")
     made.out_features, made.in_features = weight.shape
     made.weight = nn.Parameter(weight, requires_grad=trained)
-    made.bias = None if bias is None else nn.Parameter(bias, requires_grad=trained)
+    made.register_parameter("bias", None if bias is None else nn.Parameter(bias, requires_grad=trained))
     return made
 
 

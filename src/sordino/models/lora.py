@@ -88,7 +88,7 @@ def lora(
         raise BadInput("lora: the model has no linear layer to put an adapter beside; train it as it is")
     for name in chosen:
         base = made.get_submodule(name)
-        assert isinstance(base, nn.Linear)  # noqa: S101  (for the type checker: LINEAR holds nothing else)
+        assert isinstance(base, nn.Linear)
         parent, _, own = name.rpartition(".")
         setattr(made.get_submodule(parent), own, Adapted(base, rank, scale))
     for name in whole:

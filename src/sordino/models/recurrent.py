@@ -96,7 +96,7 @@ class Recurrent(nn.Module):
             for way in range(self.ways):
                 place = layer * self.ways + way
                 cell = self.cells[place]
-                assert isinstance(cell, Cell)  # noqa: S101  (for the type checker: the list holds nothing else)
+                assert isinstance(cell, Cell)
                 out, end = cell.run(x, begin[place], self._step, backwards=way == 1)
                 outs.append(out)
                 ends.append(end)

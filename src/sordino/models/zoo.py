@@ -271,8 +271,8 @@ def build(
         A fixed map to put before the network (:mod:`features`), which is then built for records of the shape that the
         map gives.
     lora
-        A rank, or a table of the arguments of :func:`sordino.models.lora`: the network is frozen, and trainable adapters
-        are put beside its linear layers.
+        A rank, or a table of the arguments of :func:`sordino.models.lora`: the network is frozen, with trainable
+        adapters beside its linear layers.
     **options
         Passed to the factory, such as ``hidden=512`` for ``random-features``.
     """

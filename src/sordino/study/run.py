@@ -56,7 +56,9 @@ def load(path: str | os.PathLike[str], model: nn.Module | None = None) -> Run:
         if features is not None and described(template)["sha256"] != features["sha256"]:
             raise BadInput(f"features '{features['name']}' are not what this run was trained with: their hash differs")
     if template is not None and "frozen" in about and models.digest(template) != about["frozen"]:
-        raise BadInput("the model's frozen weights are not those that this run's adapters were trained beside: build the model as it was then")
+        raise BadInput(
+            "the model's frozen weights are not those that this run's adapters were trained beside: build it as then"
+        )
     return Run(result, weights, template, personal)
 
 

@@ -235,7 +235,7 @@ Exchanged = str | dict[str, Any] | None
 
 
 class ModelKeys(Section):
-    """``[model]``: a name or ``module:factory``, its options, a fixed map to put before it, adapters beside its layers."""
+    """``[model]``: a name or ``module:factory``, its options, a fixed map before it, adapters beside its layers."""
 
     name: str = "auto"
     options: dict[str, Any] = {}

@@ -85,7 +85,7 @@ def slots_by_layer(slots: list[Slot]) -> dict[str, dict[str, Slot]]:
 
 
 def aliases(model: nn.Module) -> Iterator[tuple[str, str, str]]:
-    """The further names of trained parameters that several modules have: module, the parameter's own name, its first."""
+    """The further names of trained parameters that several modules have: module, own name there, first name."""
     first: dict[int, str] = {}
     for name, module in model.named_modules():
         for key, parameter in module._parameters.items():

@@ -17,8 +17,8 @@ FEW_ENTRIES = 2**17
 class LinearLayer(Layer):
     """``y = x Wᵀ + b`` for x of ``[n, in]`` or ``[n, …, in]``.
 
-    With one position, ‖g‖² = ‖dy‖² ‖x‖², and the weighted sum is one product over all records of a row. With t positions
-    the per-record product dyᵀx is made and held, or where that is large the norm is Σ_{s,t} (x_s·x_t)(dy_s·dy_t).
+    With one position, ‖g‖² = ‖dy‖² ‖x‖², and the weighted sum is one product over all records of a row. With t
+    positions the product dyᵀx is made for every record and held, or where that is large the norm is Σ_{s,t} (x_s·x_t)(dy_s·dy_t).
     """
 
     method, reason = "ghost", "‖g‖ = ‖dy‖·‖x‖ for one position; for many, dyᵀx where it is small"
@@ -123,7 +123,7 @@ def _cut_product(x: Tensor, weight: Tensor, cuts: int) -> Tensor:
 
 
 class EmbeddingLayer(Layer):
-    """Rows of a table. A record's gradient has the rows Σ_{s: i_s = i} dy_s of the indices i it holds, and no others."""
+    """Rows of a table. A record's gradient has the rows Σ_{s: i_s = i} dy_s of the indices i it holds, no others."""
 
     method, reason = "per-record", "the rows that a record reads; no per-record table"
 

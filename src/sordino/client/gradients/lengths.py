@@ -94,8 +94,8 @@ def inner_products(values: Tensor) -> Tensor:
 def squared_with_rows(x: Tensor, dy: Tensor, rows: Tensor, index: Tensor) -> Length:
     """‖Σ_t dy_t ⊗ x_t + Σ_s e_{i_s} ⊗ r_s‖² of ``x[n, t, i]``, ``dy[n, t, o]``, ``rows[n, s, i]``, ``index[n, s]``.
 
-    Rows are positions whose slopes are unit vectors, so the bounds are those of :func:`squared_by_gram`. Two rows of one
-    index are not both other than 0.
+    Rows are positions whose slopes are unit vectors, so the bounds are those of :func:`squared_by_gram`. Of two rows
+    of one index one is 0.
     """
     seen, slopes = inner_products(x), inner_products(dy)
     reach = (seen.diagonal(dim1=1, dim2=2) * slopes.diagonal(dim1=1, dim2=2)).sqrt_().sum(1)

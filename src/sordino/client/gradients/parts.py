@@ -85,7 +85,8 @@ class _Attended(torch.autograd.Function):
         else:
             weights = torch._safe_softmax(scores.unflatten(0, shape[:2]).add_(mask), -1).flatten(0, 1)
         ctx.saved = q, k, v, weights
-        return torch.bmm(weights, v).unflatten(0, shape[:2])
+        out: Tensor = torch.bmm(weights, v).unflatten(0, shape[:2])
+        return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
