@@ -60,7 +60,11 @@ def test_targets_and_modules_that_are_trained_whole():
     trained = sorted(name for name, one in made.named_parameters() if one.requires_grad)
     inner = "1.layers.0.self_attn"
     assert trained == sorted(
-        ["3.weight", "3.bias", *(f"{inner}.{part}.{own}.weight" for part in ("query", "value") for own in ("down", "up"))]
+        [
+            "3.weight",
+            "3.bias",
+            *(f"{inner}.{part}.{own}.weight" for part in ("query", "value") for own in ("down", "up")),
+        ]
     )
 
 

@@ -18,7 +18,8 @@ class LinearLayer(Layer):
     """``y = x Wᵀ + b`` for x of ``[n, in]`` or ``[n, …, in]``.
 
     With one position, ‖g‖² = ‖dy‖² ‖x‖², and the weighted sum is one product over all records of a row. With t
-    positions the product dyᵀx is made for every record and held, or where that is large the norm is Σ_{s,t} (x_s·x_t)(dy_s·dy_t).
+    positions the product dyᵀx is made for every record and held, or where that is large the norm is
+    Σ_{s,t} (x_s·x_t)(dy_s·dy_t).
     """
 
     method, reason = "ghost", "‖g‖ = ‖dy‖·‖x‖ for one position; for many, dyᵀx where it is small"
