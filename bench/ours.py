@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from bench.workloads import KEY, Task, plan_of
+from bench.workloads import KEY, Task, plan_of, trained_in
 from sordino.client import gradients
 from sordino.client.rows import Records
 from sordino.data import Federation
@@ -112,7 +112,7 @@ def _first_round(task: Task, ready: Timed, records: Records) -> Callable[[], Non
 
 def persons(task: Task) -> Callable[[], None]:
     """The same round with persons of four records as units: a quarter as many a batch, and as many records."""
-    plan = plan_of(task.work, sum(p.numel() for p in task.model.parameters()), PERSON)
+    plan = plan_of(task.work, trained_in(task.model), PERSON)
     engine = gradients.build(task.model, "cross-entropy", copies=PERSON)
     units = np.arange(len(task.y)).reshape(-1, PERSON)
     records = Records(task.x, task.y, members=task.place(units))

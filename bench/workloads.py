@@ -31,13 +31,15 @@ class Workload:
     model: str
     shape: tuple[int, ...]
     options: dict[str, Any] = field(default_factory=dict)
+    words_of: int | None = None
+    """Records are whole numbers below this, such as words' ids; None: they are numbers at random."""
 
     @property
     def words(self) -> str:
         """The workload in words."""
         options = "".join(f", {key} {value}" for key, value in self.options.items())
         clients, steps = (f"{n} {what}{'' if n == 1 else 's'}" for n, what in zip((self.clients, self.steps), WORDS))
-        return f"{clients} × {steps} × batch {self.batch}, {self.model}{options}"
+        return f"{clients} × {steps} × batch {self.batch}, {self.model.rpartition(':')[2]}{options}"
 
 
 WORDS = ("client", "step")
@@ -46,6 +48,8 @@ WORDS = ("client", "step")
 # were measured on. The published 7×7 stem (11,181,642 parameters) shrinks the image to 8×8 before the first block: an
 # eighth of the work over as many parameters, so that what a round does once over all of them weighs far more.
 # W5 is a round of scatter-linear on 28×28 images: its features are computed once, for every peer, before any round.
+# W6 is a transformer encoder of two layers, width 128, on 64 words of 1,000; W7 the same, frozen, with LoRA of rank 8.
+ENCODER = "bench.encoder:encoder"
 WORKLOADS = {
     one.name: one
     for one in (
@@ -55,6 +59,8 @@ WORKLOADS = {
         Workload("W3-large-stem", 1, 1, 32, 640, "resnet18-gn", (3, 32, 32), {"stem": "large"}),
         Workload("W4", 1000, 1, 32, 320, "robust-hdp-cnn", (1, 28, 28)),
         Workload("W5", 20, 1, 240, 2400, "linear", (2402,)),
+        Workload("W6", 1, 10, 64, 1280, ENCODER, (64,), {}, 1000),
+        Workload("W7", 1, 10, 64, 1280, ENCODER, (64,), {"lora": 8}, 1000),
     )
 }
 
@@ -94,6 +100,11 @@ def find(name: str) -> Workload:
     return WORKLOADS[name]
 
 
+def trained_in(model: nn.Module) -> int:
+    """How many numbers of a model are trained."""
+    return sum(one.numel() for one in model.parameters() if one.requires_grad)
+
+
 def plan_of(work: Workload, dimension: int, unit: int = 1, rounds: int = 2) -> Plan:
     """dp-fedavg's plan; with units of several records of as many fewer units a batch, so that records are as many."""
     names = tuple(f"client-{i}" for i in range(work.clients))
@@ -108,10 +119,13 @@ def prepare(work: Workload, pool: int = 40, device: str = "cpu", deterministic: 
     """Random records, the model, dp-fedavg's plan, and one round's batches as sordino's sampler draws them."""
     generator = torch.Generator().manual_seed(0)
     records = work.records * min(work.clients, pool)
-    x = torch.randn(records, *work.shape, generator=generator)
+    if work.words_of is None:
+        x = torch.randn(records, *work.shape, generator=generator)
+    else:
+        x = torch.randint(1, work.words_of, (records, *work.shape), generator=generator)
     y = torch.randint(0, 10, (records,), generator=generator)
     model = models.build(work.model, work.shape, 10, 0, **work.options)
-    plan = plan_of(work, sum(p.numel() for p in model.parameters()))
+    plan = plan_of(work, trained_in(model))
     source = Keyed(KEY)
     batches = [
         source.batches(Turn(c.name, 1), "gradient", c.terms.sampling, c.records, c.terms.count) for c in plan.clients

@@ -8,9 +8,9 @@ from sordino.models.isolation import (
     isolated,
     private_ready,
     refuse_batch_statistics,
-    refuse_tied_weights,
     why_not_isolated,
 )
+from sordino.models.lora import has_adapters, lora, merged
 from sordino.models.usual import reach, usual, weight_size
 from sordino.models.zoo import build, check_spec, names
 
@@ -24,13 +24,15 @@ __all__ = [
     "digest",
     "dtype_of",
     "extractor",
+    "has_adapters",
     "isolated",
+    "lora",
+    "merged",
     "names",
     "one_by_one",
     "private_ready",
     "reach",
     "refuse_batch_statistics",
-    "refuse_tied_weights",
     "split_fixed",
     "usual",
     "weight_size",

@@ -33,7 +33,7 @@ def check_options(name: str, factory: Callable[..., nn.Module], options: Mapping
     """Refuse options that a built-in network does not have, or of another kind than their defaults."""
     accepted = inspect.signature(factory).parameters
     own = list(accepted)[2:]
-    unknown = sorted(set(options) - {*own, "features"})
+    unknown = sorted(set(options) - {*own, "features", "lora"})
     if unknown and not any(parameter.kind is parameter.VAR_KEYWORD for parameter in accepted.values()):
         raise BadInput(f"model '{name}' has no option {', '.join(unknown)}; its options: {', '.join(own) or 'none'}")
     if ":" in name:  # of one's own: what its options may be is its own business

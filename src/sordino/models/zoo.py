@@ -22,6 +22,7 @@ from sordino.models.convolved import Convolved, norm_of_eights
 from sordino.models.features import Spec, check_features, make_features
 from sordino.models.fixed import FixedFeatures, Standardise
 from sordino.models.isolation import isolated
+from sordino.models.lora import Adapters, adapted
 from sordino.models.options import check_kind, check_options, in_single_precision, with_vocabulary
 from sordino.models.scatter import scatter_cnn, scatter_linear
 from sordino.models.text import text_bag, text_encoder
@@ -251,6 +252,7 @@ def build(
     seed: int = 0,
     features: Spec | None = None,
     tokens: int | None = None,
+    lora: Adapters | None = None,
     **options: Any,
 ) -> nn.Module:
     """Build a network for records of one shape.
@@ -273,6 +275,9 @@ def build(
     tokens
         Where records are token ids (text), how many there are: the ``vocabulary`` of a network that reads them. None:
         records are numbers.
+    lora
+        A rank, or a table of the arguments of :func:`sordino.models.lora`: the network is frozen, with trainable
+        adapters beside its linear layers.
     **options
         Passed to the factory, such as ``hidden=512`` for ``random-features``.
     """
@@ -294,8 +299,9 @@ def build(
             factory = check_spec(spec, options)
             options = with_vocabulary(spec, factory, options, tokens if before is None else None)
             model = factory(inner, classes, **options)
-    if not isinstance(model, nn.Module):
-        raise BadInput(f"model '{spec}' returned a {type(model).__name__}; a factory must return a torch.nn.Module")
+        if not isinstance(model, nn.Module):
+            raise BadInput(f"model '{spec}' returned a {type(model).__name__}; a factory must return a torch.nn.Module")
+        model = model if lora is None else adapted(model, lora)
     model = in_single_precision(model)
     return model if before is None else nn.Sequential(OrderedDict(features=before, model=model))
 

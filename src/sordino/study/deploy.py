@@ -138,7 +138,7 @@ class Served:
         """What study.json and result.json say about the study."""
         named = self.brief["model"]
         model = {"name": named["name"], "options": {k: v for k, v in named["options"].items() if k != "features"}}
-        also = ("shape", "classes", "parameters", "tokens", "features")
+        also = ("shape", "classes", "parameters", "tokens", "features", "frozen")
         about = {
             "data": {"name": self.study.study.name, "sites": list(facts), "schema": self.brief["schema"]},
             "budgets": [c.budget.epsilon for c in plan.clients],
@@ -198,6 +198,7 @@ def prepare(study: Study, run: str) -> Served:
         "adjacency": study.budgets.adjacency,
         **({} if tokens is None else {"tokens": tokens}),
         **({"features": described(template)} if "features" in options else {}),
+        **({"frozen": models.digest(template)} if models.has_adapters(template) else {}),
     }
     trust = study.trust.chosen()
     if trust.shared:

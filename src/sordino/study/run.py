@@ -56,6 +56,10 @@ def load(path: str | os.PathLike[str], model: nn.Module | None = None) -> Run:
         template = models.build(about["name"], *records, tokens=about.get("tokens"), **options)
         if features is not None and described(template)["sha256"] != features["sha256"]:
             raise BadInput(f"features '{features['name']}' are not what this run was trained with: their hash differs")
+    if template is not None and "frozen" in about and models.digest(template) != about["frozen"]:
+        raise BadInput(
+            "the model's frozen weights are not those that this run's adapters were trained beside: build it as then"
+        )
     return Run(result, weights, template, personal)
 
 
@@ -133,6 +137,7 @@ def prepare(
             "parameters": engine.dimension,
             **({} if clients.tokens is None else {"tokens": clients.tokens}),
             **({"features": described(template)} if "features" in options else {}),
+            **({"frozen": models.digest(template)} if models.has_adapters(template) else {}),
         },
         "loss": loss,
         "method": {"name": chosen.name, **chosen.describe()},

@@ -236,15 +236,17 @@ Exchanged = str | dict[str, Any] | None
 
 
 class ModelKeys(Section):
-    """``[model]``: a name or ``module:factory``, its options, and a fixed map to put before it."""
+    """``[model]``: a name or ``module:factory``, its options, a fixed map before it, adapters beside its layers."""
 
     name: str = "auto"
     options: dict[str, Any] = {}
     features: Exchanged = None
+    lora: int | dict[str, Any] | None = None
 
     def all_options(self) -> dict[str, Any]:
-        """What ``models.build`` takes beside the name: the options, and the features where there are some."""
-        return {**self.options, **({} if self.features is None else {"features": self.features})}
+        """What ``models.build`` takes beside the name: the options, and the features and adapters where there are."""
+        also = {"features": self.features, "lora": self.lora}
+        return {**self.options, **{key: value for key, value in also.items() if value is not None}}
 
 
 class MethodKeys(Section):

@@ -9,14 +9,14 @@ from torch import Tensor, nn
 
 from sordino.client.gradients import fused
 from sordino.client.gradients.alone import Alone
-from sordino.client.gradients.chain import Unsupported
 from sordino.client.gradients.exact import Exact
 from sordino.client.gradients.fast import Fast
 from sordino.client.gradients.lengths import squared_norms
 from sordino.client.gradients.losses import Loss, loss_by_name
+from sordino.client.gradients.tape import Unsupported
 from sordino.client.gradients.types import Engine, Graded, LayerPlan, any_algorithm, evaluating, precise
 from sordino.errors import BadInput, SordinoError
-from sordino.models import refuse_batch_statistics, refuse_tied_weights, why_not_isolated
+from sordino.models import refuse_batch_statistics, why_not_isolated
 
 # Float32 rounding stays below, a wrong rule far above; an activation that changes sides turns a sum without changing
 # its length.
@@ -58,7 +58,6 @@ def build(
     """
     per_record = loss_by_name(loss)
     refuse_batch_statistics(model)
-    refuse_tied_weights(model)
     if kind not in {"auto", "fast", "exact"}:
         raise BadInput(f"unknown gradient engine '{kind}'; choose auto, fast or exact")
     if kind == "exact":
@@ -138,14 +137,13 @@ class Checked(Engine):
         kind = y.device.type
         if kind in self.settled or not bool(params.isfinite().all()):
             return
-        ids = min((one.num_embeddings for one in self._model.modules() if isinstance(one, nn.Embedding)), default=1)
-        given = params, *_two_like(x, y, 0, ids)
+        given = params, *_two_like(self._model, x, y, 0)
         model = self._model if kind == "cpu" else copy.deepcopy(self._model).to(y.device)
         allowed, self.engine.mixed = self.engine.mixed, False
         reason = disagreement(self.engine, model, self._loss, *given)
         if reason and kind != "cpu":
             # Float64 has no kernels of its own to compare; other records have other edges.
-            given = params, *_two_like(x, y, 1, ids)
+            given = params, *_two_like(self._model, x, y, 1)
             reason = disagreement(self.engine, model, self._loss, *given)
         if reason and isinstance(self.engine, Fast) and fused.serves(given[1]):
             without = Fast(self._model, self._loss, copies=self.copies)
@@ -208,10 +206,15 @@ def _gap(got: Tensor, wanted: Tensor) -> float:
     return float(got.sub_(wanted).norm() / wanted.norm().clamp_min(torch.finfo(wanted.dtype).tiny))
 
 
-def _two_like(x: Tensor, y: Tensor, seed: int, ids: int) -> tuple[Tensor, Tensor]:
-    """Two records at random: no client's values decide which engine is taken. Whole numbers are below ``ids``."""
-    labels = torch.zeros_like(y[:1]).expand(2, *y.shape[1:])
+def _two_like(model: nn.Module, x: Tensor, y: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+    """Two records at random, whole ones below the size of the model's smallest table, 0 where it has none.
+
+    No client's values decide which engine is taken.
+    """
+    labels, shape = torch.zeros_like(y[:1]).expand(2, *y.shape[1:]), (2, *x.shape[1:])
     generator = torch.Generator().manual_seed(seed)
-    if not x.is_floating_point():
-        return torch.randint(ids, (2, *x.shape[1:]), generator=generator).to(x), labels
-    return torch.randn((2, *x.shape[1:]), generator=generator, dtype=x.dtype).to(x.device), labels
+    if x.is_floating_point():
+        return torch.randn(shape, generator=generator, dtype=x.dtype).to(x.device), labels
+    tables = [module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding)]
+    drawn = torch.randint(0, min(tables, default=1), shape, generator=generator)
+    return drawn.to(x.device, x.dtype), labels

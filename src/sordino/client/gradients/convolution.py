@@ -39,14 +39,18 @@ class ConvLayer(Layer):
         self.inputs, self.outputs = module.in_channels, module.out_channels
         self.method, self.reason = "fast", "the way is chosen when the size of its input is known"
         self.way: Way | None = None
-        self.joined: Way | None = None
+        self.with_pool: Way | None = None
         """Where the layer is recorded together with the pool after it: how; it then takes the place of its own way."""
         self._way_on: tuple[str, int] = ("", 1)
 
     def plan(self) -> LayerPlan:
         """How the layer is served, and why."""
         plan = super().plan()
-        return plan if self.joined is None else plan._replace(method=self.joined.method, reason=self.joined.reason)
+        return (
+            plan
+            if self.with_pool is None
+            else plan._replace(method=self.with_pool.method, reason=self.with_pool.reason)
+        )
 
     def weight(self, tape: Tape) -> Tensor:
         """The kernels with two axes, ``[(rows,) outputs, channels, kh, kw]``."""
@@ -182,7 +186,7 @@ class ConvLayer(Layer):
 
     def pull(self, factors: Tensor, held: Held, segments: Segments, out: Tensor) -> None:
         """Weighted sums of what the way holds."""
-        way = self.joined or self.way
+        way = self.with_pool or self.way
         if "weight" in self.slots and way is not None:
             way.pull(factors, held, segments, out, self.slots["weight"])
         if "bias" in self.slots:
@@ -439,7 +443,7 @@ class Ghost(Way):
         flat = seen.reshape(dy.shape[0], dy.shape[1], -1)
         tape.hold(layer, "seen", flat)
         tape.hold(layer, "dy", dy)
-        tape.note(squared_outer(flat, dy) if dy.shape[1] == 1 else squared_by_gram(flat, dy))
+        tape.note(squared_outer(flat[:, 0], dy[:, 0]) if dy.shape[1] == 1 else squared_by_gram(flat, dy))
 
     def pull(self, factors: Tensor, held: Held, segments: Segments, out: Tensor, slot: Slot) -> None:
         """``Σ_j a_j dy_jᵀ P_j`` as one product a row."""

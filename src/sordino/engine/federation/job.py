@@ -20,7 +20,14 @@ from sordino.client.turn import Work
 from sordino.engine.federation import wire
 from sordino.engine.federation.limits import Declared, Policy, Refused
 from sordino.engine.federation.pact import Pact
-from sordino.engine.federation.policy import check_features, check_layout, check_size, check_study, check_terms
+from sordino.engine.federation.policy import (
+    check_features,
+    check_frozen,
+    check_layout,
+    check_size,
+    check_study,
+    check_terms,
+)
 from sordino.methods import Method, get
 from sordino.methods.levels import LevelPlan
 from sordino.methods.plan import ClientPlan
@@ -91,6 +98,7 @@ def understand(text: str, policy: Policy, declared: Declared, budget: Budget) ->
     template = models.build(about["name"], *records, tokens=declared.tokens, **about["options"])
     loss = "cross-entropy" if declared.classes is not None else "half-squared-error"
     check_features(brief, template)
+    check_frozen(brief, template)
     augment = None if brief.get("augment") is None else Augment.parse(brief["augment"])
     if augment is not None:
         augment.check(declared.shape)
