@@ -45,12 +45,8 @@ class ConvLayer(Layer):
 
     def plan(self) -> LayerPlan:
         """How the layer is served, and why."""
-        plan = super().plan()
-        return (
-            plan
-            if self.with_pool is None
-            else plan._replace(method=self.with_pool.method, reason=self.with_pool.reason)
-        )
+        plan, way = super().plan(), self.with_pool
+        return plan if way is None else plan._replace(method=way.method, reason=way.reason)
 
     def weight(self, tape: Tape) -> Tensor:
         """The kernels with two axes, ``[(rows,) outputs, channels, kh, kw]``."""
