@@ -8,7 +8,6 @@ import json
 import os
 import platform
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,44 +16,59 @@ import torch
 from bench import growth as growth
 from bench import peers as all_peers
 from bench import workloads
-from bench.memory import peak_memory
+from bench.meter import meter_of
 from sordino import native
 from sordino._version import __version__
 from sordino.client.gradients import pooled
+from sordino.errors import BadInput
 from sordino.study.show import Sheet
 
 Show = Callable[[str], None]
 
+WARM = 6
+"""Passes before a GPU is timed: shapes are recorded as graphs when they have come a few times."""
+
 
 def bench(
-    names: Sequence[str], peers: Sequence[str], repeats: int = 3, memory: bool = True, show: Show = print
+    names: Sequence[str],
+    peers: Sequence[str],
+    repeats: int = 3,
+    memory: bool = True,
+    show: Show = print,
+    device: str = "cpu",
+    deterministic: bool = True,
 ) -> dict[str, Any]:
     """Time every workload with every peer, interleaved; medians, ratios over ``plain``, and peak memory.
 
-    The first pass of each peer warms it up and is not counted.
+    The first passes of each peer warm it up and are not counted: one on a CPU, more on a GPU, where kernels are
+    compiled and passes recorded that come again. ``deterministic``: whether a GPU repeats sordino's rounds bit for bit.
     """
+    meter = meter_of(device)
     chosen = list(dict.fromkeys(["sordino", "plain", *peers]))
+    if "flower" in chosen and meter.device.type != "cpu":
+        raise BadInput("flower's clients are processes on a CPU: leave it out of --peers, or use --device cpu")
+    warm = 1 if meter.device.type == "cpu" else WARM
     found: dict[str, Any] = {}
     for name in names:
-        task = workloads.prepare(workloads.find(name))
+        task = workloads.prepare(workloads.find(name), device=str(meter.device), deterministic=deterministic)
         rounds = {peer: all_peers.find(peer)(task) for peer in chosen}
         times: dict[str, list[float]] = {peer: [] for peer in chosen}
-        for repeat in range(repeats + 1):
+        for repeat in range(1 - warm, repeats + 1):
             for peer, run in rounds.items():
-                show(f"{name}: {peer} ({'warm-up' if repeat == 0 else f'{repeat} of {repeats}'})")
+                show(f"{name}: {peer} ({'warm-up' if repeat < 1 else f'{repeat} of {repeats}'})")
                 gc.collect()
-                started = time.perf_counter()
-                run()
-                if repeat:
-                    times[peer].append(time.perf_counter() - started)
-        for run in rounds.values():
-            getattr(run, "stop", lambda: None)()
+                spent = meter.seconds(run)
+                if repeat > 0:
+                    times[peer].append(spent)
         found[name] = _summary(task.work, times)
         if memory:
             show(f"{name}: memory")
-            peaks = found[name]["peak_mb"] = {peer: peak_memory(name, peer) for peer in chosen if peer != "flower"}
+            weighed = {peer: run for peer, run in rounds.items() if peer != "flower"}
+            peaks = found[name]["peak_mb"] = {peer: meter.peak(name, peer, run) for peer, run in weighed.items()}
             found[name]["memory_ratio"] = peaks["sordino"] / peaks["plain"]
-    found["_meta"] = about(repeats)
+        for run in rounds.values():
+            getattr(run, "stop", lambda: None)()
+    found["_meta"] = about(repeats) | meter.about() | {"precision": "float32", "deterministic": deterministic}
     return found
 
 
@@ -90,7 +104,8 @@ def about(repeats: int) -> dict[str, Any]:
 def comparison(found: dict[str, Any]) -> Sheet:
     """The figures as a table: seconds, ratio over plain PyTorch with its spread, memory."""
     meta = found["_meta"]
-    title = f"one round each, median of {meta['repeats']}, {meta['threads']} threads, torch {meta['torch']}"
+    where = f"{meta['threads']} threads" if meta["device"] == "cpu" else meta["device"]
+    title = f"one round each, median of {meta['repeats']}, {where}, torch {meta['torch']}"
     table = Sheet(("work", "peer", "seconds", "over plain", "spread", "peak MB"), left=("peer",), title=title)
     for name, row in found.items():
         for peer, ratio in row.get("ratios", {}).items():

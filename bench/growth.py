@@ -8,21 +8,28 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as distributed
 
 from bench import ours, workloads
-from bench.memory import added
+from bench.memory import added, resident_peak
+from sordino import models
 from sordino.engine.mapped import make_records
 from sordino.errors import SordinoError
 from sordino.study.show import Sheet
 
 RECORDS = 60
 """Records of a client where the number of clients grows."""
+
+POOL = 10_000
+"""Clients with records of their own; more share those of others: 1.9 GB on disk, where 100,000 clients' would be 19."""
+
+MANY = 100_000
+"""The largest federation, which takes minutes."""
 
 WARM = 5000
 """From so many clients on, what is built once (the engine's check, its buffers) takes no share worth a second round."""
@@ -40,33 +47,54 @@ WORDS = {
 Show = Callable[[str], None]
 
 
-def growth(axes: Sequence[str] = tuple(AXES), show: Show = print) -> dict[str, Any]:
-    """By axis: for every size the seconds of a round after a warm-up, and the MB that its peak adds."""
+def growth(
+    axes: Sequence[str] = tuple(AXES), show: Show = print, many: bool = False, processes: int = 1
+) -> dict[str, Any]:
+    """By axis: for every size the seconds of a round after a warm-up, and the MB that its peak adds.
+
+    ``many``: also 100,000 clients. With several ``processes``, which share the clients of a round, only clients grow.
+    """
     found: dict[str, Any] = {}
-    for axis in axes:
+    for axis in axes if processes == 1 else ["clients"]:
         found[axis] = {"what": WORDS[axis], "points": []}
-        for size in AXES[axis]:
+        for size in [*AXES[axis], *([MANY] if many and axis == "clients" else [])]:
             show(f"growth with {axis}: {size:,}")
-            found[axis]["points"].append({"size": size, **_in_a_process(axis, size)})
+            found[axis]["points"].append({"size": size, **_in_processes(axis, size, processes)})
     return found
 
 
-def _in_a_process(axis: str, size: int) -> dict[str, float]:
-    code = f"from bench.growth import point; print(point({axis!r}, {size}))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SordinoError(f"growth with {axis} failed at {size}: {done.stderr[-1000:]}")
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return found
+def _in_processes(axis: str, size: int, count: int) -> dict[str, float]:
+    """One point, measured in a process of its own, or in several: the first one's time, everybody's memory."""
+    with tempfile.TemporaryDirectory(prefix="sordino-growth-") as folder:
+        told, started = [], []
+        for rank in range(count):
+            code = f"from bench.growth import point; print(point({axis!r}, {size}, {rank}, {count}, {folder!r}))"
+            pipe = subprocess.PIPE
+            started.append(subprocess.Popen([sys.executable, "-c", code], stdout=pipe, stderr=pipe))
+        try:
+            told = [one.communicate() for one in started]
+        finally:
+            for one in started:
+                one.kill()
+    failed = [err for one, (_, err) in zip(started, told) if one.returncode]
+    if failed:
+        raise SordinoError(f"growth with {axis} failed at {size}: {failed[0].decode()[-1000:]}")
+    points: list[dict[str, float]] = [json.loads(out.splitlines()[-1]) for out, _ in told]
+    added_up = ("cpu_seconds", "peak_mb", "resident_mb")
+    return points[0] | {key: sum(one[key] for one in points) for key in added_up}
 
 
-def point(axis: str, size: int) -> str:
+def point(axis: str, size: int, rank: int = 0, count: int = 1, folder: str = "") -> str:
     """One point as JSON, measured in this process. The largest federations are timed in their first round."""
+    if count > 1:
+        torch.set_num_threads(max(1, torch.get_num_threads() // count))
+        distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=count)
     run = many_clients(size) if axis == "clients" else _one_client(axis, size)
     peak, (seconds, used) = added(lambda: _timed(run))
+    resident = resident_peak()
     if axis != "clients" or size < WARM:
         seconds, used = _timed(run)
-    return json.dumps({"seconds": seconds, "cpu_seconds": used, "peak_mb": peak})
+    return json.dumps({"seconds": seconds, "cpu_seconds": used, "peak_mb": peak, "resident_mb": resident})
 
 
 def _timed(run: Callable[[], None]) -> tuple[float, float]:
@@ -89,11 +117,12 @@ def many_clients(clients: int, model: str = "robust-hdp-cnn") -> Callable[[], No
     """A round of so many clients whose records lie on disk, as long as this process lives."""
     work = workloads.Workload("", clients, 1, 32, RECORDS, model, (1, 28, 28))
     folder = tempfile.TemporaryDirectory(prefix="sordino-growth-")
-    x = _random_file(Path(folder.name) / "x.npy", clients * RECORDS, work.shape)
+    x = _random_file(Path(folder.name) / "x.npy", min(clients, POOL) * RECORDS, work.shape)
     y = np.random.default_rng(0).integers(0, 10, len(x))
     records = make_records(x, y, np.ones(len(y), bool), torch.device("cpu"))
-    task = replace(workloads.prepare(work, pool=1), x=records.x, y=records.y)
-    run = ours.sordino(task, records=records)
+    built = models.build(model, work.shape, 10, 0)
+    plan = workloads.plan_of(work, sum(p.numel() for p in built.parameters()))
+    run = ours.sordino(workloads.Task(work, records.x, records.y, built, plan, []), records=records)
     return lambda: (folder, run())[1]
 
 
@@ -112,13 +141,13 @@ def _random_file(path: Path, count: int, shape: tuple[int, ...]) -> np.ndarray[A
 
 def growth_table(found: dict[str, Any]) -> Sheet:
     """The points as a table, with the cost of one more."""
-    table = Sheet(("grows", "size", "seconds", "µs each", "CPU seconds", "peak MB"))
+    table = Sheet(("grows", "size", "seconds", "µs each", "CPU seconds", "peak MB", "resident MB"))
     for axis, one in found.items():
         for i, at in enumerate(one["points"]):
             each = 1e6 * at["seconds"] / at["size"]
             name = f"{axis}: {one['what']}" if i == 0 else axis
             times = f"{at['seconds']:.2f}", f"{each:,.2f}", f"{at['cpu_seconds']:.2f}"
-            table.add_row(name, f"{at['size']:,}", *times, f"{at['peak_mb']:.0f}")
+            table.add_row(name, f"{at['size']:,}", *times, f"{at['peak_mb']:.0f}", f"{at['resident_mb']:.0f}")
     return table
 
 

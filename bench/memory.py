@@ -44,6 +44,11 @@ def added(work: Callable[[], Found]) -> tuple[float, Found]:
     return max(0.0, _status("VmHWM") - before) / 1024, found
 
 
+def resident_peak() -> float:
+    """The highest resident size of this process since ``added`` began to look, in MB, libraries included."""
+    return _status("VmHWM") / 1024
+
+
 def _status(key: str) -> float:
     lines = Path("/proc/self/status").read_text().splitlines()
     return float(next(line for line in lines if line.startswith(key)).split()[1])

@@ -10,11 +10,13 @@ import torch
 from torch import nn
 
 from bench.flower import flower
-from bench.ours import persons, sordino
+from bench.ours import Running, persons, sordino
+from bench.vmapped import vmapped, vmapped_stacked
 from bench.workloads import Task
 from sordino.errors import BadInput
+from sordino.models.attention import take_apart
 
-Round = Callable[[], None]
+Round = Callable[[], object]
 
 
 def plain(task: Task, channels_last: bool = False) -> Round:
@@ -26,13 +28,13 @@ def plain(task: Task, channels_last: bool = False) -> Round:
     local = copy.deepcopy(first)
 
     def run() -> None:
-        total = [torch.zeros_like(p) for p in first.parameters()]
+        total = [torch.zeros_like(p) for p in trained(first)]
         for client in range(task.work.clients):
             local.load_state_dict(first.state_dict())
-            optimizer = torch.optim.SGD(local.parameters(), lr=0.05)
+            optimizer = torch.optim.SGD(trained(local), lr=0.05)
             own = task.own(client)
             for batch in task.batches[client]:
-                where = torch.from_numpy(own[batch])
+                where = task.place(own[batch])
                 optimizer.zero_grad()
                 nn.functional.cross_entropy(local(x[where]), task.y[where]).backward()
                 optimizer.step()
@@ -51,8 +53,8 @@ def opacus(task: Task) -> Round:
     from opacus import GradSampleModule
     from opacus.optimizers import DPOptimizer
 
-    first = copy.deepcopy(task.model)
-    local = GradSampleModule(copy.deepcopy(task.model))
+    first = _hooked(task)
+    local = GradSampleModule(copy.deepcopy(first))
 
     def step(optimizer: Any, x: torch.Tensor, y: torch.Tensor) -> None:
         nn.functional.cross_entropy(local(x), y).backward()
@@ -67,8 +69,8 @@ def ghost(task: Task) -> Round:
     from opacus.optimizers.optimizer_fast_gradient_clipping import DPOptimizerFastGradientClipping
     from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
 
-    first = copy.deepcopy(task.model)
-    local = GradSampleModuleFastGradientClipping(copy.deepcopy(task.model), max_grad_norm=1.0, use_ghost_clipping=True)
+    first = _hooked(task)
+    local = GradSampleModuleFastGradientClipping(copy.deepcopy(first), max_grad_norm=1.0, use_ghost_clipping=True)
 
     def step(optimizer: Any, x: torch.Tensor, y: torch.Tensor) -> None:
         loss = DPLossFastGradientClipping(local, optimizer, nn.CrossEntropyLoss(reduction="mean"), "mean")
@@ -78,13 +80,20 @@ def ghost(task: Task) -> Round:
     return _opacus_round(task, first, local, DPOptimizerFastGradientClipping, step, {})
 
 
+def _hooked(task: Task) -> nn.Module:
+    """The model with layers that Opacus has hooks for: attention with its projections as linear layers."""
+    model = copy.deepcopy(task.model)
+    list(take_apart(model))
+    return model
+
+
 def _opacus_round(task: Task, first: nn.Module, local: Any, kind: Any, step: Any, options: dict[str, Any]) -> Round:
     def run() -> None:
-        total = [torch.zeros_like(p) for p in first.parameters()]
+        total = [torch.zeros_like(p) for p in trained(first)]
         for client in range(task.work.clients):
             local._module.load_state_dict(first.state_dict())
             optimizer = kind(
-                torch.optim.SGD(local.parameters(), lr=0.05),
+                torch.optim.SGD(trained(local), lr=0.05),
                 noise_multiplier=task.plan.clients[client].noise,
                 max_grad_norm=1.0,
                 expected_batch_size=task.work.batch,
@@ -92,7 +101,7 @@ def _opacus_round(task: Task, first: nn.Module, local: Any, kind: Any, step: Any
             )
             own = task.own(client)
             for batch in task.batches[client]:
-                where = torch.from_numpy(own[batch])
+                where = task.place(own[batch])
                 optimizer.zero_grad()
                 step(optimizer, task.x[where], task.y[where])
             _add(total, local._module, first)
@@ -100,19 +109,27 @@ def _opacus_round(task: Task, first: nn.Module, local: Any, kind: Any, step: Any
     return run
 
 
+def trained(model: nn.Module) -> list[nn.Parameter]:
+    """The parameters that are trained: all but frozen ones."""
+    return [one for one in model.parameters() if one.requires_grad]
+
+
 def _add(total: list[torch.Tensor], local: nn.Module, first: nn.Module) -> None:
     with torch.no_grad():
-        for t, a, b in zip(total, local.parameters(), first.parameters()):
+        for t, a, b in zip(total, trained(local), trained(first)):
             t.add_(a.data - b.data)
 
 
 PEERS: dict[str, Callable[[Task], Round]] = {
     "sordino": sordino,
+    "sordino-running": Running,
     "persons": persons,
     "plain": plain,
     "plain-channels-last": plain_channels_last,
     "opacus": opacus,
     "ghost": ghost,
+    "vmap": vmapped,
+    "vmap-stacked": vmapped_stacked,
     "flower": flower,
 }
 

@@ -31,13 +31,15 @@ class Workload:
     model: str
     shape: tuple[int, ...]
     options: dict[str, Any] = field(default_factory=dict)
+    words_of: int | None = None
+    """Records are whole numbers below this, such as words' ids; None: they are numbers at random."""
 
     @property
     def words(self) -> str:
         """The workload in words."""
         options = "".join(f", {key} {value}" for key, value in self.options.items())
         clients, steps = (f"{n} {what}{'' if n == 1 else 's'}" for n, what in zip((self.clients, self.steps), WORDS))
-        return f"{clients} × {steps} × batch {self.batch}, {self.model}{options}"
+        return f"{clients} × {steps} × batch {self.batch}, {self.model.rpartition(':')[2]}{options}"
 
 
 WORDS = ("client", "step")
@@ -46,6 +48,8 @@ WORDS = ("client", "step")
 # were measured on. The published 7×7 stem (11,181,642 parameters) shrinks the image to 8×8 before the first block: an
 # eighth of the work over as many parameters, so that what a round does once over all of them weighs far more.
 # W5 is a round of scatter-linear on 28×28 images: its features are computed once, for every peer, before any round.
+# W6 is a transformer encoder of two layers, width 128, on 64 words of 1,000; W7 the same, frozen, with LoRA of rank 8.
+ENCODER = "bench.encoder:encoder"
 WORKLOADS = {
     one.name: one
     for one in (
@@ -55,6 +59,8 @@ WORKLOADS = {
         Workload("W3-large-stem", 1, 1, 32, 640, "resnet18-gn", (3, 32, 32), {"stem": "large"}),
         Workload("W4", 1000, 1, 32, 320, "robust-hdp-cnn", (1, 28, 28)),
         Workload("W5", 20, 1, 240, 2400, "linear", (2402,)),
+        Workload("W6", 1, 10, 64, 1280, ENCODER, (64,), {}, 1000),
+        Workload("W7", 1, 10, 64, 1280, ENCODER, (64,), {"lora": 8}, 1000),
     )
 }
 
@@ -69,12 +75,22 @@ class Task:
     model: nn.Module
     plan: Plan
     batches: list[Batches]
+    deterministic: bool = True
+    """Whether a GPU is to repeat sordino's rounds bit for bit, as it does by default."""
 
     def own(self, client: int) -> NDArray[np.int64]:
         """Positions of a client's records in the pool. Clients of a large workload share one pool, to save memory."""
         pool = len(self.y) // self.work.records
         start = (client % pool) * self.work.records
         return np.arange(start, start + self.work.records)
+
+    def place(self, where: NDArray[np.int64]) -> Tensor:
+        """Positions of records, on the records' device."""
+        return torch.from_numpy(where).to(self.y.device)
+
+    def spread(self, client: int) -> float:
+        """z, a client's noise multiplier."""
+        return self.plan.clients[client].noise
 
 
 def find(name: str) -> Workload:
@@ -84,26 +100,34 @@ def find(name: str) -> Workload:
     return WORKLOADS[name]
 
 
-def plan_of(work: Workload, dimension: int, unit: int = 1) -> Plan:
+def trained_in(model: nn.Module) -> int:
+    """How many numbers of a model are trained."""
+    return sum(one.numel() for one in model.parameters() if one.requires_grad)
+
+
+def plan_of(work: Workload, dimension: int, unit: int = 1, rounds: int = 2) -> Plan:
     """dp-fedavg's plan; with units of several records of as many fewer units a batch, so that records are as many."""
     names = tuple(f"client-{i}" for i in range(work.clients))
     sizes = np.full(work.clients, work.records // unit, dtype=np.int64)
     population = Population(names, sizes, (Budget(8.0, 1e-5),) * work.clients)
-    # Two rounds are planned and the first is timed: after it, nobody looks at the model.
-    training = Training(rounds=2, batch=work.batch // unit, steps=work.steps, lr=0.05, clip=1.0, evaluate=2)
+    # More rounds are planned than are timed: nobody looks at the model but after the last.
+    training = Training(rounds=rounds, batch=work.batch // unit, steps=work.steps, lr=0.05, clip=1.0, evaluate=rounds)
     return methods.make_plan(methods.get("dp-fedavg"), training, population, dimension, 0)
 
 
-def prepare(work: Workload, pool: int = 40) -> Task:
+def prepare(work: Workload, pool: int = 40, device: str = "cpu", deterministic: bool = True) -> Task:
     """Random records, the model, dp-fedavg's plan, and one round's batches as sordino's sampler draws them."""
     generator = torch.Generator().manual_seed(0)
     records = work.records * min(work.clients, pool)
-    x = torch.randn(records, *work.shape, generator=generator)
+    if work.words_of is None:
+        x = torch.randn(records, *work.shape, generator=generator)
+    else:
+        x = torch.randint(1, work.words_of, (records, *work.shape), generator=generator)
     y = torch.randint(0, 10, (records,), generator=generator)
     model = models.build(work.model, work.shape, 10, 0, **work.options)
-    plan = plan_of(work, sum(p.numel() for p in model.parameters()))
+    plan = plan_of(work, trained_in(model))
     source = Keyed(KEY)
     batches = [
         source.batches(Turn(c.name, 1), "gradient", c.terms.sampling, c.records, c.terms.count) for c in plan.clients
     ]
-    return Task(work, x, y, model, plan, batches)
+    return Task(work, x.to(device), y.to(device), model.to(device), plan, batches, deterministic)

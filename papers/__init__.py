@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import datetime
 import difflib
+import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,10 +25,12 @@ from rich.console import Group
 
 from papers import tables
 from papers.catalogue import EXPERIMENTS
-from papers.experiment import Cell, Entry, Experiment, Exploring, tuning_cells
+from papers.experiment import Cell, Entry, Experiment, Exploring, Place
 from papers.make import Workshop
 from papers.packed import pack
-from papers.runner import Cells, Silent, chosen_values, matching, settle
+from papers.pages import page_of
+from papers.runner import Cells, Silent, matching, settle
+from papers.search import Search, edges, searches, told
 from papers.store import Store, commit, hardware
 from sordino.engine.checkpoint import write_atomic
 from sordino.engine.devices import torch_device
@@ -150,33 +153,43 @@ def run(
     deadline = None if asked.minutes is None else started + 60 * asked.minutes
     how = Scheduler(asked.device, asked.stack, asked.processes, asked.rows, deadline)
     maker = Cells(workshop, store, asked.device)
-    _, missing = chosen_values(experiment, wanted, store)
     try:
-        if maker.finish(missing, "choosing values", how, watch):
-            maker.finish(settle(wanted, chosen_values(experiment, wanted, store)[0]), "training", how, watch)
+        while missing := _missing(searches(experiment, wanted, store.read)):
+            if not maker.finish(missing, "choosing values", how, watch):
+                break
+        else:
+            maker.finish(settle(wanted, searches(experiment, wanted, store.read)), "training", how, watch)
     finally:  # whatever is there becomes a table, also when a person stops it
         about["elapsed"] = time.monotonic() - started
         done = _collected(Reproduction(experiment, computed, about, folder), planned, store, workshop)
     return done
 
 
+def _missing(found: Mapping[Place, Search]) -> list[Cell]:
+    """The runs that searches wait for, each once."""
+    return list({run.id: run for search in found.values() for run in search.missing}.values())
+
+
 def _collected(begun: Reproduction, planned: tuple[Cell, ...], store: Store, workshop: Workshop) -> Reproduction:
     """The table of what was computed and of all finished runs, written."""
     experiment = begun.experiment
-    settled = settle(planned, chosen_values(experiment, planned, store)[0])
-    tuning = list({cell.id: cell for cells in tuning_cells(planned).values() for cell in cells}.values())
-    chose = [one for cell in tuning if (one := store.read(cell)) is not None]
+    found = searches(experiment, planned, store.read)
+    settled = settle(planned, found)
+    chose = list({name: one for search in found.values() for name, one in search.made.items()}.values())
+    waited = len(_missing(found))
     shown = [(cell, one) for cell in settled if (one := store.read(cell)) is not None]
     diverged = sum(1 for _, one in shown if "diverged" in one)
     notes = [f"Instead of {name}, which was not found, this used {words}." for name, words in workshop.replaced.items()]
     if diverged:
         notes.append(f"{diverged} runs diverged and are left out of the means.")
+    notes += edges(found)
     finished = chose + [one for _, one in shown]
     about = begun.about | {
-        "runs": len(planned) + len(tuning),
-        "left": len(planned) + len(tuning) - len(finished),
+        "runs": len(planned) + len(chose) + waited,
+        "left": len(planned) + len(chose) + waited - len(finished),
         "trained": len(finished),
         "tuning": len(chose),
+        "searched": len(found),
         "seeds": sorted({cell.seed for cell, _ in shown}),
         "seconds": begun.about["seconds"] + sum(one["seconds"] for one in finished),
         "hardware": ", ".join(sorted({one["hardware"] for one in finished})) or begun.about["hardware"],
@@ -184,10 +197,10 @@ def _collected(begun: Reproduction, planned: tuple[Cell, ...], store: Store, wor
         "notes": notes,
     }
     entries = tables.measured(experiment, settled, store) + begun.entries
-    return _written(Reproduction(experiment, entries, about, begun.folder), settled, store)
+    return _written(Reproduction(experiment, entries, about, begun.folder), settled, store, told(found))
 
 
-def _versions(runs: Sequence[dict[str, Any]]) -> dict[str, str]:
+def _versions(runs: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """What the runs were made with, which need not be what their table is written with."""
     found: dict[str, set[str]] = {}
     for one in runs:
@@ -196,25 +209,23 @@ def _versions(runs: Sequence[dict[str, Any]]) -> dict[str, str]:
     return {name: ", ".join(sorted(each)) for name, each in found.items()}
 
 
-def _written(done: Reproduction, cells: list[Cell], store: Store) -> Reproduction:
+def _written(done: Reproduction, cells: list[Cell], store: Store, searched: list[dict[str, Any]]) -> Reproduction:
     experiment, entries = done.experiment, done.entries
     flat = tables.rows_of(experiment, entries)
     results = {
         "_meta": {**done.about, "differs": list(experiment.differs)},
         "conclusions": tables.conclusions(experiment, entries, done.about),
         "table": flat,
-        "runs": [_run_row(cell, store) for cell in cells],
+        "runs": [row for cell in cells if (row := _run_row(cell, store))],
+        "searches": searched,
     }
-    results["runs"] = [one for one in results["runs"] if one]
     pages = {
         "table.csv": tables.to_csv(flat),
     }
-    lines = None
-    if experiment.page is not None:
-        lines, more = experiment.page(done.folder, cells, store, done.about)
-        results |= more
+    if experiment.gather is not None:
+        results |= experiment.gather(done.folder, cells, store, done.about)
     pages["results.json"] = to_json(results, indent=1)
-    pages["table.md"] = tables.to_markdown(experiment, entries, done.about, lines)
+    pages["table.md"] = page_of(experiment, json.loads(pages["results.json"]))
     if cells:
         pages["curves.csv"] = tables.curves_csv(experiment, cells, store)
     for page, text in pages.items():

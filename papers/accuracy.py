@@ -112,7 +112,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         seeds=SEEDS,
         features=True,
         explore=explore,
-        page=accuracy_page.page,
+        gather=accuracy_page.gather,
+        lines=accuracy_page.lines_of,
         axes=("triple", "method"),
     ),
 )

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from papers.accuracy_page import interval
+from papers.accuracy_page import scores_in
 from papers.experiment import ACCURACY, Cell, Experiment, Quick
-from papers.store import Store
+from papers.verdicts import interval
 
 WHOLE = "auto"
 BINNED = {"name": "binned"}
@@ -74,40 +73,40 @@ def cells() -> tuple[Cell, ...]:
     return tuple(found)
 
 
-def page(
-    folder: Path, planned: Sequence[Cell], store: Store, about: Mapping[str, Any]
-) -> tuple[list[str], dict[str, Any]]:
+def _worth(results: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Paired differences with 95 % intervals: how far auto is ahead of the same run without something."""
+    scores = scores_in(results)
+    rows = []
+    for (_, row, column), other in scores.items():
+        whole = scores.get(("", WHOLE, column), {})
+        if row != WHOLE and (seeds := sorted(set(whole) & set(other))):
+            gap = interval([whole[seed] - other[seed] for seed in seeds])
+            rows.append({"without": row, "federation": column, "worth": gap, "seeds": seeds})
+    return rows
+
+
+def lines(results: Mapping[str, Any]) -> list[str]:
     """A table of paired differences with 95 % intervals."""
-    scores: dict[tuple[str, str], dict[int, float]] = {}
-    for cell in planned:
-        known = store.read(cell)
-        if known is not None:
-            lost = "diverged" in known
-            scores.setdefault((cell.row, cell.column), {})[cell.seed] = (
-                0.0 if lost else 100 * known["final"]["accuracy"]
-            )
-    columns = [column for column in FEDERATIONS if (WHOLE, column) in scores]
-    lines = [f"| | {' | '.join(columns)} |", "|" + "---|" * (len(columns) + 1)]
-    rows: list[dict[str, Any]] = []
-    for row in dict.fromkeys(cell.row for cell in planned):
+    scores = scores_in(results)
+    worth = {(one["without"], one["federation"]): one for one in _worth(results)}
+    columns = [column for column in FEDERATIONS if ("", WHOLE, column) in scores]
+    made = [f"| | {' | '.join(columns)} |", "|" + "---|" * (len(columns) + 1)]
+    for row in dict.fromkeys(place[1] for place in scores):
         shown = []
         for column in columns:
-            whole, other = scores[WHOLE, column], scores.get((row, column), {})
             if row == WHOLE:
-                values = list(whole.values())
+                values = list(scores["", WHOLE, column].values())
                 spread = f" ± {np.std(values, ddof=1):.1f}" if len(values) > 1 else ""
                 shown.append(f"{np.mean(values):.1f}{spread}")
-            elif seeds := sorted(set(whole) & set(other)):
-                gap = interval([whole[seed] - other[seed] for seed in seeds])
-                rows.append({"without": row, "federation": column, "worth": gap, "seeds": seeds})
-                limits = f" [{gap[1]:+.1f}, {gap[2]:+.1f}]" if len(seeds) > 1 else ""
-                shown.append(f"{gap[0]:+.1f}{limits}")
+            elif found := worth.get((row, column)):
+                gap, several = found["worth"], len(found["seeds"]) > 1
+                shown.append(f"{gap[0]:+.1f}" + (f" [{gap[1]:+.1f}, {gap[2]:+.1f}]" if several else ""))
             else:
                 shown.append("–")
         label = "auto, accuracy %" if row == WHOLE else row
-        lines.append(f"| {label} | {' | '.join(shown)} |")
+        made.append(f"| {label} | {' | '.join(shown)} |")
     told = ["Points that auto is ahead of the same run with that change; 95 % t-intervals over paired seeds.", ""]
-    return [*told, *lines, ""], {"worth": rows}
+    return [*told, *made, ""]
 
 
 EXPERIMENTS = (
@@ -126,7 +125,7 @@ EXPERIMENTS = (
         seeds=5,
         features=True,
         quick=Quick(columns=("digits, 12 clients, Dist2",), training={"rounds": 5}),
-        page=page,
+        lines=lines,
         axes=("ingredient", "federation"),
     ),
 )

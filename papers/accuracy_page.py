@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy import stats
 
 from papers.accuracy_rule import Found, fit, regret_of
 from papers.accuracy_triples import CLIENTS, SCHOOL, Triple, triples
 from papers.experiment import Cell
 from papers.store import Store
+from papers.verdicts import interval
 
 AUTO, WINNER = "auto", "winner of the search"
 BEHIND, MEAN = -5.0, -1.5
@@ -24,13 +23,13 @@ Scores = dict[str, dict[int, float]]
 """By method and seed, in points."""
 
 
-def interval(differences: Sequence[float]) -> tuple[float, float, float]:
-    """Mean and 95 % t-interval of paired differences; without limits where there is one pair."""
-    mean = float(np.mean(differences))
-    if len(differences) < 2:
-        return mean, -math.inf, math.inf
-    half = float(stats.t.ppf(0.975, len(differences) - 1) * np.std(differences, ddof=1) / math.sqrt(len(differences)))
-    return mean, mean - half, mean + half
+def scores_in(results: Mapping[str, Any]) -> dict[tuple[str, str, str], dict[int, float]]:
+    """By place and seed the accuracy in points of every run that results.json lists; a run that diverged scores 0."""
+    found: dict[tuple[str, str, str], dict[int, float]] = {}
+    for one in results["runs"]:
+        value = 0.0 if "diverged" in one else 100 * one["final"]["accuracy"]
+        found.setdefault((one["block"], one["row"], one["column"]), {})[one["seed"]] = value
+    return found
 
 
 def _held(folder: Path, kind: str, key: str) -> dict[str, Any] | None:
@@ -97,13 +96,18 @@ def fits(folder: Path) -> list[dict[str, Any]]:
     return made
 
 
+def _ends_below(gap: Sequence[float | None], value: float) -> bool:
+    """Whether a difference's interval lies wholly below a value; one pair has none, which JSON calls null."""
+    return gap[2] is not None and gap[2] < value
+
+
 def summary(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """What the table says, in sentences."""
     gaps = [row["auto_minus_winner"] for row in rows]
     mean = float(np.mean([gap[0] for gap in gaps]))
-    beyond = [row["triple"] for row in rows if row["auto_minus_winner"][2] < BEHIND]
+    beyond = [row["triple"] for row in rows if _ends_below(row["auto_minus_winner"], BEHIND)]
     ahead = [row for row in rows if row["auto_minus_best_rival"] and row["auto_minus_best_rival"][0] < 0]
-    clearly = [row for row in ahead if row["auto_minus_best_rival"][2] < 0]
+    clearly = [row for row in ahead if _ends_below(row["auto_minus_best_rival"], 0.0)]
     named = "; ".join(
         f"{row['best_rival']} on {row['triple']} by {-row['auto_minus_best_rival'][0]:.1f}" for row in ahead
     )
@@ -132,13 +136,16 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return said
 
 
-def page(
-    folder: Path, cells: Sequence[Cell], store: Store, about: Mapping[str, Any]
-) -> tuple[list[str], dict[str, Any]]:
-    """Lines of Markdown for the page, and what results.json holds of it: rows, fits, every searched point."""
+def gather(folder: Path, cells: Sequence[Cell], store: Store, about: Mapping[str, Any]) -> dict[str, Any]:
+    """What results.json holds beside: rows, fits, every searched point."""
     rows = [row for triple in triples() if (row := row_of(folder, triple, cells, store))]
-    fitted = fits(folder)
     searches = {one.key: held["points"] for one in triples() if (held := _held(folder, "search", one.key))}
+    return {"rows": rows, "fits": fits(folder), "searched": searches}
+
+
+def lines_of(results: Mapping[str, Any]) -> list[str]:
+    """Lines of Markdown for the page."""
+    rows, fitted = results["rows"], results["fits"]
     lines: list[str] = []
     if rows:
         columns = list(dict.fromkeys(name for row in rows for name in row["scores"]))
@@ -162,7 +169,7 @@ def page(
         numbers = f"{one['noise']:g} | {one['power']:g} | {one['regression']:g} | {one['regret']:.2f}"
         lines.append(f"| {one['without'] or 'nothing'} | {numbers} | {cost} |")
     lines += ["", "Regret: points of the kernel regression below its own best, on average over triples.", ""]
-    return lines, {"rows": rows, "fits": fitted, "searched": searches}
+    return lines
 
 
 def _line(row: Mapping[str, Any], columns: Sequence[str]) -> str:
@@ -178,5 +185,5 @@ def _line(row: Mapping[str, Any], columns: Sequence[str]) -> str:
 def _gap(gap: Sequence[float] | None) -> str:
     if gap is None:
         return "–"
-    limits = f" [{gap[1]:+.1f}, {gap[2]:+.1f}]" if math.isfinite(gap[1]) else ""
+    limits = "" if gap[1] is None else f" [{gap[1]:+.1f}, {gap[2]:+.1f}]"  # one pair has none, which JSON calls null
     return f"{gap[0]:+.1f}{limits}"

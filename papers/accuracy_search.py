@@ -20,8 +20,8 @@ from torch import nn
 from papers import accuracy_probe as probe
 from papers.accuracy_probe import Heads, Point
 from papers.accuracy_triples import DELTA, Asked, Triple
-from papers.experiment import TUNING_SEEDS
 from papers.make import Workshop
+from papers.search import SCREENED_ON
 from sordino import data, methods, models
 from sordino.data import Federation
 from sordino.data.partitions import generator
@@ -32,7 +32,7 @@ from sordino.study.prepared import Prepared
 from sordino.study.result import to_json
 from sordino.study.run import prepare
 
-SEED = TUNING_SEEDS[0]
+SEED = SCREENED_ON
 COOLDOWNS, SHARES, PULLS = (0.0, 0.5, 1.0), (0.0, 0.05, 0.1, 0.2), (0.0, 1.0)
 """Averages over no, or the last 5, 10 or 20 per cent of the rounds; pulls in units of 1/rounds."""
 

@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from papers.runner import Silent
     from papers.store import Store
 
-TUNING_SEEDS = (100,)
-"""Hyper-parameters are chosen on seeds that no table shows."""
-
 Place = tuple[str, str, str]
 """Block, row and column of a number in a table."""
 
@@ -33,14 +30,15 @@ class Cell:
     budgets: the keywords of ``Federation.with_budgets``; None for methods that are not private.
     parts: what is put in place of the method's parts, as ``[method]`` of a study does.
     training: keys of ``Training``.
-    search: settings the paper does not give, with the values to try: ``{"lr": (0.1, 1.0), "clip.weight": (0.1, 0.5)}``.
-        A name with a dot is an option of a part; ``{"clip, lr": ((0.1, 10.0), (0.4, 4.0))}`` tries them in pairs.
+    search: settings the paper does not give, with the values to begin with: ``{"lr": (0.1, 1.0), "clip.weight": (0.1,
+        0.5)}``. A name with a dot is an option of a part; ``step`` is lr·clip, the longest step that a record can make.
+        How they are searched: ``papers.search``.
     tune_at: what the searching runs put over data, model_options, budgets, parts and training, where one setting
         chooses for several;
         None takes an entry away.
     chosen: the values of such settings that this run uses.
     trust: the keys of ``[trust]`` of a study, where noise is shared.
-    tuning: whether the run only serves to choose.
+    validation: whether the run is judged by records that no table reports (``papers.validation``): those that choose.
     """
 
     block: str
@@ -56,9 +54,9 @@ class Cell:
     search: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     tune_at: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     chosen: Mapping[str, Any] = field(default_factory=dict)
-    tuning: bool = False
     seed: int = 0
     trust: Mapping[str, Any] | None = None
+    validation: bool = False
 
     @property
     def place(self) -> Place:
@@ -68,9 +66,9 @@ class Cell:
     @property
     def recipe(self) -> dict[str, Any]:
         """Everything that shapes the run, and nothing else: not where its number stands, nor what it is for."""
-        labels = ("block", "row", "column", "search", "tune_at", "tuning", "chosen")
+        labels = ("block", "row", "column", "search", "tune_at", "chosen")
         told = {key: value for key, value in asdict(self.settled).items() if key not in labels}
-        return {key: value for key, value in told.items() if key != "trust" or value}  # names of earlier runs stay
+        return {key: value for key, value in told.items() if key not in ("trust", "validation") or value}
 
     @property
     def id(self) -> str:
@@ -83,12 +81,14 @@ class Cell:
     def settled(self) -> Cell:
         """The same run with the chosen values put where they belong."""
         cell = self
-        for key, value in self.chosen.items():
-            cell = cell._with(key, value)
+        for key in sorted(self.chosen, key=lambda one: one == "step"):  # which needs to know the clip
+            cell = cell._with(key, self.chosen[key])
         return replace(cell, chosen={}) if self.chosen else cell
 
     def _with(self, key: str, value: Any) -> Cell:
         part, dot, option = key.partition(".")
+        if key == "step":
+            return replace(self, training={**self.training, "lr": value / self.training["clip"]})
         if not dot:
             return replace(self, training={**self.training, key: value})
         before = self.parts.get(part, {})
@@ -107,11 +107,7 @@ class Cell:
     def grid(self) -> Iterator[dict[str, Any]]:
         """Every combination of the searched values."""
         for values in itertools.product(*self.search.values()):
-            combination: dict[str, Any] = {}
-            for key, value in zip(self.search, values):
-                names = key.split(", ")
-                combination |= zip(names, value) if len(names) > 1 else {key: value}
-            yield combination
+            yield dict(zip(self.search, values))
 
 
 @dataclass(frozen=True)
@@ -189,6 +185,8 @@ class Entry:
     deviations: Mapping[str, float | None] = field(default_factory=dict)
     runs: int = 1
     chosen: Mapping[str, Any] = field(default_factory=dict)
+    seeds: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
+    """By measure, every seed's own number: what differences are paired by."""
 
 
 Conclude = Callable[[Mapping[Place, Entry], Mapping[Place, tuple[float | None, ...]]], list[str]]
@@ -215,17 +213,20 @@ class Experiment:
     ----------
     name, title: ``paper/tableN`` or ``paper/figureN``, and what it shows.
     cost: what it takes at full size; times are estimates until a page in docs/results has measured them.
-    measures: the numbers that are read from every run; the first decides where values are searched.
+    measures: the numbers that are read from every run.
+    choose: what decides where values are searched, of records that no table reports; default the first measure.
     published: numbers of the paper by place, one for each measure, as shown; None where the paper has none.
     cells: the training runs, for one seed.
     features: whether fixed features of records are computed once and kept in files, for all runs and processes.
     explore: in the place of ``cells``, the runs of all seeds where they follow from a search of its own; it keeps what
         it found in files.
-    page: called with folder, runs, store and what the page is about: lines of Markdown in the place of plain grids, and
-        what results.json has beside.
+    gather: called with folder, runs, store and what the page is about: what results.json has beside.
+    lines: lines of Markdown in the place of plain grids, made of results.json and nothing else.
     compute: for what needs no training: called with whether it is to be quick, gives the entries.
-    seeds: how many seeds the table takes by default.
+    seeds: how many seeds the table takes by default; the blocks in ``once``, which no paper has, take one.
+    claim: two rows, the first above the second according to the paper: a quick version says whether that shows.
     differs: what differs from the paper, and why.
+    formerly: the same for pages in docs/results whose runs were made before values were searched as they are now.
     conclude: sentences made of the numbers.
     axes: what rows and columns are.
     """
@@ -238,29 +239,26 @@ class Experiment:
     differs: tuple[str, ...]
     cells: Callable[[], tuple[Cell, ...]] = tuple
     compute: Callable[[bool], list[Entry]] | None = None
+    choose: Measure | None = None
     seeds: int = 1
+    once: tuple[str, ...] = ()
+    formerly: tuple[str, ...] = ()
+    claim: tuple[str, str] | None = None
     quick: Quick = Quick()
     conclude: Conclude | None = None
     axes: tuple[str, str] = ("method", "setting")
     features: bool = False
     explore: Callable[[Exploring], tuple[Cell, ...]] | None = None
-    page: Callable[[Path, Sequence[Cell], Store, Mapping[str, Any]], tuple[list[str], dict[str, Any]]] | None = None
+    gather: Callable[[Path, Sequence[Cell], Store, Mapping[str, Any]], dict[str, Any]] | None = None
+    lines: Callable[[Mapping[str, Any]], list[str]] | None = None
 
     def planned(self, quick: bool = False, seeds: int | None = None) -> tuple[Cell, ...]:
         """The runs whose numbers the table shows, seed by seed; searched values are still open."""
         base = self.quick.scaled(self.cells()) if quick else self.cells()
         count = (1 if quick else self.seeds) if seeds is None else seeds
-        return tuple(replace(cell, seed=seed) for seed in range(count) for cell in base)
-
-
-def tuning_cells(cells: Sequence[Cell]) -> dict[Place, list[Cell]]:
-    """The runs that choose the searched values, by the place they choose for."""
-    found: dict[Place, list[Cell]] = {}
-    for cell in cells:
-        if cell.search and cell.place not in found:
-            found[cell.place] = [
-                replace(cell.reference, seed=seed, chosen=values, tuning=True, search={})
-                for values in cell.grid()
-                for seed in TUNING_SEEDS
-            ]
-    return found
+        return tuple(
+            replace(cell, seed=seed)
+            for seed in range(count)
+            for cell in base
+            if seed == 0 or cell.block not in self.once
+        )

@@ -18,6 +18,7 @@ from torch import nn
 from papers import packed
 from papers.experiment import Cell
 from papers.standin import load_or_stand_in
+from papers.validation import REPORTED, validated
 from sordino import methods, models
 from sordino.data import Dataset, Federation
 from sordino.data.partitions import generator
@@ -92,10 +93,12 @@ class Workshop:
     def federation(self, cell: Cell) -> Federation:
         """The clients of a cell: its data set, dealt out, with budgets."""
         settings = dict(cell.data)
-        key = _text([settings, cell.budgets, cell.seed])
+        key = _text([settings, cell.budgets, cell.seed, cell.validation])
         if key not in self._federations:
             chosen, by = self._set(settings.pop("name"), settings.pop("options", {})), settings.pop("by", None)
             dealt = chosen.partition(seed=cell.seed, **settings)
+            if cell.validation:
+                dealt = validated(dealt, [chosen.partition(seed=seed, **settings) for seed in REPORTED], cell.seed)
             dealt = dealt.by_record() if by == "record" else dealt
             if cell.budgets is not None:
                 dealt = _promised(dealt, cell.budgets, cell.seed)
@@ -124,7 +127,7 @@ class Workshop:
         budgets = [(b.epsilon, b.delta, str(b.adjacency)) for b in clients.budgets or ()]
         levels = [[(one.name, one.budget.epsilon, one.records) for one in own] for own in clients.levels]
         who = [clients.sizes.tolist(), budgets, clients.batch_sizes, clients.names, *([levels] if levels else [])]
-        how = [method.private, method.calibrate.by, method.calibrate.strictest, asked, method.aggregate.sets_steps]
+        how = [method.private, str(method.calibrate), asked, method.aggregate.sets_steps]
         shared = cell.trust and [cell.trust, method.aggregate.name, cell.parts.get("aggregate")]  # weights count then
         return hashlib.sha256(_text([who, how, training, drawn, shared]).encode()).hexdigest()
 

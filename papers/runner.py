@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
-from papers.experiment import Cell, Experiment, Measure, Place, tuning_cells
+from papers.experiment import Cell, Place
 from papers.make import Workshop
+from papers.search import Search
 from papers.store import Store, diverged, figures, hardware
 from sordino.engine.devices import torch_device
 from sordino.errors import BadInput, Diverged, SordinoError
@@ -107,43 +106,15 @@ def _rounds(cell: Cell) -> int:
     return MOST if given == "auto" else int(given)
 
 
-def chosen_values(
-    experiment: Experiment, cells: Sequence[Cell], store: Store
-) -> tuple[dict[Place, dict[str, Any]], list[Cell]]:
-    """The searched values with the best first measure on the tuning seeds, and the tuning runs that are missing.
-
-    A place whose tuning runs are not all finished has no values yet. Runs that diverged never win.
-    """
-    measure = experiment.measures[0]
-    chosen: dict[Place, dict[str, Any]] = {}
-    missing = []
-    for place, runs in tuning_cells(cells).items():
-        read = [(run, store.read(run)) for run in runs]
-        missing += [run for run, found in read if found is None]
-        if all(found is not None for _, found in read):
-            chosen[place] = _best(measure, [(run, found["final"].get(measure.key)) for run, found in read if found])
-    return chosen, missing
-
-
-def _best(measure: Measure, runs: Sequence[tuple[Cell, float | None]]) -> dict[str, Any]:
-    scores: dict[str, list[float]] = {}
-    values: dict[str, dict[str, Any]] = {}
-    for run, score in runs:
-        key = repr(sorted(run.chosen.items()))
-        values[key] = dict(run.chosen)
-        worst = -np.inf if measure.more_is_better else np.inf
-        scores.setdefault(key, []).append(worst if score is None else score)
-    choose: Callable[..., str] = max if measure.more_is_better else min
-    return values[choose(scores, key=lambda key: float(np.mean(scores[key])))]
-
-
-def settle(cells: Sequence[Cell], chosen: dict[Place, dict[str, Any]]) -> list[Cell]:
+def settle(cells: Sequence[Cell], found: Mapping[Place, Search]) -> list[Cell]:
     """The cells whose searched values are known, with these values; cells that wait for a search are left out."""
-    known = [cell for cell in cells if not cell.search or cell.place in chosen]
-    return [
-        replace(cell, chosen={**cell.chosen, **chosen[cell.place]}, search={}) if cell.search else cell
-        for cell in known
-    ]
+    settled = []
+    for cell in cells:
+        if not cell.search:
+            settled.append(cell)
+        elif (values := found[cell.place].chosen) is not None:
+            settled.append(replace(cell, chosen={**cell.chosen, **values}, search={}))
+    return settled
 
 
 def matching(cells: Sequence[Cell], only: str | Callable[[Cell], bool] | None) -> list[Cell]:

@@ -69,6 +69,7 @@ def figures(result: Mapping[str, Any], seconds: float, hardware: str) -> dict[st
     return {
         "final": final,
         "client_accuracy": result["final"].get("client_accuracy"),
+        "client_sizes": result["study"]["sizes"],
         "curves": {
             "round": [one["round"] for one in rounds],
             **{key: [one.get(key) for one in rounds] for key in CURVES if any(key in one for one in rounds)},

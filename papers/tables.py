@@ -11,7 +11,9 @@ import numpy as np
 from rich.console import Group
 from rich.text import Text
 
+from papers import changes
 from papers.experiment import Cell, Entry, Experiment, Measure, Place
+from papers.search import PROTOCOL
 from papers.store import Store
 from sordino.study.show import Sheet
 
@@ -30,12 +32,14 @@ def measured(experiment: Experiment, cells: Sequence[Cell], store: Store) -> lis
     for place, runs in found.items():
         values: dict[str, float | None] = {}
         deviations: dict[str, float | None] = {}
+        seeds: dict[str, dict[int, float]] = {}
         for measure in experiment.measures:
-            seen = [known["final"].get(measure.key) for _, known in runs]
-            numbers = [measure.scale * value for value in seen if value is not None]
+            seen = {cell.seed: known["final"].get(measure.key) for cell, known in runs}
+            seeds[measure.key] = {seed: measure.scale * value for seed, value in seen.items() if value is not None}
+            numbers = list(seeds[measure.key].values())
             values[measure.key] = float(np.mean(numbers)) if numbers else None
             deviations[measure.key] = float(np.std(numbers, ddof=1)) if len(numbers) > 1 else None
-        entries.append(Entry(place, values, deviations, len(runs), dict(runs[0][0].chosen)))
+        entries.append(Entry(place, values, deviations, len(runs), dict(runs[0][0].chosen), seeds))
     return entries
 
 
@@ -106,6 +110,8 @@ def grids(experiment: Experiment, entries: Sequence[Entry]) -> list[tuple[str, l
             if all(value is None for value in numbers):
                 continue
             heading = f"{block}: {measure.label}" if block else measure.label
+            if all(len(one) == 1 for entry in inside for one in entry.seeds.values()) and any(e.seeds for e in inside):
+                heading += ", one seed"
             lines: Lines = []
             for row in dict.fromkeys(entry.place[1] for entry in inside):
                 places = [(block, row, column) for column in columns]
@@ -138,6 +144,31 @@ def conclusions(experiment: Experiment, entries: Sequence[Entry], about: Mapping
     return experiment.conclude({entry.place: entry for entry in entries}, experiment.published)
 
 
+def differences(experiment: Experiment, about: Mapping[str, Any]) -> list[str]:
+    """What differs from the paper: sentences of the code, those that fit how the page's values were searched."""
+    if about["date"] < changes.DATE or (about.get("tuning") and "searched" not in about):
+        return [*(experiment.formerly or experiment.differs), *about["notes"]]
+    return [*experiment.differs, *([PROTOCOL] if about.get("tuning") else []), *about["notes"]]
+
+
+def direction(experiment: Experiment, entries: Sequence[Entry], about: Mapping[str, Any]) -> list[str]:
+    """Of a quick version: whether what the paper claims shows in it, place by place; nothing where it was not run."""
+    if not about["quick"] or experiment.claim is None:
+        return []
+    first, second = experiment.claim
+    measure, table = experiment.measures[0], {entry.place: entry.values for entry in entries}
+    said = []
+    for block, row, column in table:
+        here, there = (table.get((block, one, column), {}).get(measure.key) for one in experiment.claim)
+        if row == first and here is not None and there is not None:
+            shows = "shows" if (here > there) == measure.more_is_better and here != there else "does not show"
+            said.append(
+                f"The paper's direction ({first} better than {second}) {shows} here: {measure.show(here)} against "
+                f"{measure.show(there)} ({', '.join(word for word in (block, column) if word)}; one seed, no verdict)."
+            )
+    return said
+
+
 def chosen_lines(entries: Sequence[Entry]) -> list[str]:
     """Which values were searched and chosen."""
     return [
@@ -149,14 +180,19 @@ def chosen_lines(entries: Sequence[Entry]) -> list[str]:
 
 
 def to_markdown(
-    experiment: Experiment, entries: Sequence[Entry], about: Mapping[str, Any], own: Sequence[str] | None = None
+    experiment: Experiment,
+    entries: Sequence[Entry],
+    about: Mapping[str, Any],
+    own: Sequence[str] | None = None,
+    changed: Sequence[str] = (),
 ) -> str:
-    """The page of an experiment; ``own`` lines stand in the place of its grids."""
+    """The page of an experiment; ``own`` lines stand in the place of its grids, ``changed``: what was corrected."""
     lines = [f"# {experiment.name}: {experiment.title}", "", _about(about), ""]
     if about["left"]:
         lines += [f"**Not finished:** {about['left']} of {about['runs']} runs are still to be made.", ""]
     if about["quick"]:
         lines += ["**A quick, scaled-down version:** its numbers show that it runs, not what the paper claims.", ""]
+        lines += [line for sentence in direction(experiment, entries, about) for line in (sentence, "")]
     lines += own or []
     for heading, columns, rows in grids(experiment, entries) if own is None else ():
         lines += [f"## {heading}", "", f"| {' | '.join([experiment.axes[0], *columns])} |"]
@@ -164,7 +200,8 @@ def to_markdown(
         lines += [f"| {' | '.join([name, *cells])} |" for name, cells in rows] + [""]
     sections = (
         ("What this says", conclusions(experiment, entries, about)),
-        ("What differs from the paper" if own is None else "How it was made", [*experiment.differs, *about["notes"]]),
+        ("What differs from the paper" if own is None else "How it was made", differences(experiment, about)),
+        ("What changed", changed),
         ("Chosen values", chosen_lines(entries)),
     )
     for title, sentences in sections:
@@ -204,10 +241,11 @@ def to_terminal(experiment: Experiment, entries: Sequence[Entry], about: Mapping
             parts.append(table)
     said = conclusions(experiment, entries, about)
     parts += [Text(f"• {sentence}") for sentence in said]
-    parts += [Text(f"differs: {sentence}", style="dim") for sentence in (*experiment.differs, *about["notes"])]
+    parts += [Text(f"differs: {sentence}", style="dim") for sentence in differences(experiment, about)]
     parts += [Text(f"chosen: {sentence}", style="dim") for sentence in chosen_lines(entries)]
     if about["quick"]:
         parts.append(Text("quick: scaled down; the numbers show that it runs, not what the paper claims"))
+        parts += [Text(f"quick: {sentence}") for sentence in direction(experiment, entries, about)]
     return Group(*parts)
 
 

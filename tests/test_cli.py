@@ -65,7 +65,7 @@ def test_version_and_help(call):
     code, out, _ = call("--help")
     assert code == 0
     assert all(word in out for word in ("demo", "plan", "run", "compare", "ledger", "data"))
-    assert call("run", "--help")[1].count("[sweep]") == 2, "brackets are not taken for markup"
+    assert call("run", "--help")[1].count("[sweep]") == 3, "brackets are not taken for markup"
 
 
 def test_methods_lists_every_method_and_marks_what_is_not_private(call):
@@ -139,8 +139,8 @@ def test_compare_prints_a_table_and_writes_a_report(call, study, tmp_path):
     assert (tmp_path / "runs" / "small-compare" / "report.html").stat().st_size > 100_000
 
 
-def test_one_run_is_not_shared_by_processes(call, study):
-    code, _, err = call("run", study(), "--processes", "2")
+def test_one_run_makes_no_stack(call, study):
+    code, _, err = call("run", study(), "--stack")
     assert (code, "this study is one: give it a [sweep]" in err) == (2, True), err
 
 

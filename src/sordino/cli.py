@@ -164,7 +164,9 @@ def run(
         bool, typer.Option("--baselines", help="Also train every client alone, and all without noise, to compare with.")
     ] = False,
     stack: Stack = None,
-    processes: Processes = 1,
+    processes: Annotated[
+        int, typer.Option(min=1, help="How many processes share the clients of a run, or the runs of a \\[sweep].")
+    ] = 1,
     as_json: AsJson = False,
     as_csv: AsCsv = False,
 ) -> None:
@@ -174,6 +176,7 @@ def run(
     """
     from sordino.privacy.ledger_format import check_path
     from sordino.study.file import read_study
+    from sordino.study.processes import Task, train_shared
     from sordino.study.progress import Live
     from sordino.study.run import train
     from sordino.study.schedule import Scheduler
@@ -192,28 +195,34 @@ def run(
         if ledger:
             raise BadInput("--ledger does not go with a [sweep]: each of its runs has a ledger of its own")
         return _sweep(read, folder, yes, Scheduler(read.study.device, stack, processes), as_json, as_csv)
-    if stack or processes > 1:
-        raise BadInput("--stack and --processes are for many runs, and this study is one: give it a [sweep]")
+    if stack:
+        raise BadInput("--stack is for many runs, and this study is one: give it a [sweep]")
     if ledger is not None:
         check_path(ledger.resolve(), readonly=False)
-    clients, method = read.federation(), read.chosen_method()
+    clients, method = read.federation() if processes == 1 else None, read.chosen_method()
     tracking = tracker(read.study.track, folder, read, folder.name)
     shown = f"{method.name}, noise shared" if read.trust.chosen().shared else method.name
     with Live(err_console, _state["quiet"]) as live, tracking as tracked:
-        done = train(
-            clients,
-            method=method,
-            out=folder,
-            ledger=ledger,
-            resume=resume,
-            device=read.study.device,
-            name=read.study.name,
-            baselines=baselines or read.study.baselines,
-            callbacks=[live.watch(shown, read.study.seed, read.planned_rounds), tracked],
-            **read.arguments(),
-        )
-        tracked.finish(done.result)
-    _conclude(done.result, folder, as_json, as_csv)
+        callbacks = [live.watch(shown, read.study.seed, read.planned_rounds), tracked]
+        if clients is None:
+            task = Task(read, folder, ledger, resume, baselines or read.study.baselines)
+            result = train_shared(task, processes, callbacks)
+        else:
+            result = train(
+                clients,
+                method=method,
+                out=folder,
+                ledger=ledger,
+                resume=resume,
+                device=read.study.device,
+                deterministic=read.study.deterministic,
+                name=read.study.name,
+                baselines=baselines or read.study.baselines,
+                callbacks=callbacks,
+                **read.arguments(),
+            ).result
+        tracked.finish(result)
+    _conclude(result, folder, as_json, as_csv)
 
 
 def _sweep(read: Any, folder: Path, yes: bool, how: Any, as_json: bool, as_csv: bool) -> None:
@@ -407,10 +416,18 @@ def audit(
 @app.command()
 def bench(
     work: Annotated[str, typer.Option(help="Workloads, by comma: W1 to W4, W3-large-stem.")] = "W1,W2,W3,W4",
-    peers: Annotated[str, typer.Option(help="Beside plain: plain-channels-last, opacus, ghost, flower.")] = "",
+    peers: Annotated[
+        str, typer.Option(help="Beside plain: plain-channels-last, opacus, ghost, vmap, flower, sordino-running, ….")
+    ] = "",
+    device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "cpu",
+    deterministic: Annotated[bool, typer.Option(help="On a GPU: repeat rounds bit for bit, as runs do.")] = True,
     repeats: Annotated[int, typer.Option(min=1, help="Counted passes, interleaved.")] = 3,
     memory: Annotated[bool, typer.Option(help="Also measure peak memory, each in a process of its own.")] = True,
     growth: Annotated[bool, typer.Option("--growth", help="Instead: how time and memory grow.")] = False,
+    many: Annotated[bool, typer.Option("--many", help="With --growth: also 100,000 clients (minutes).")] = False,
+    processes: Annotated[
+        int, typer.Option(min=1, help="With --growth: so many processes share the clients of a round.")
+    ] = 1,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures here; - prints them.")] = None,
     as_csv: AsCsv = False,
 ) -> None:
@@ -419,13 +436,18 @@ def bench(
 
     benchmark, printed = beside("bench"), str(json_file) == "-"
     apart = for_programs(printed, as_csv)
+    if (many or processes > 1) and not growth:
+        raise BadInput("--many and --processes go with --growth: add it, or leave them out")
     with err_console.status("benchmarking") as status:
+        if growth and device != "cpu":
+            raise BadInput("--growth measures a CPU: leave --device out")
         if growth:
-            curves = benchmark.growth.growth(show=status.update)
+            curves = benchmark.growth.growth(show=status.update, many=many, processes=processes)
             found, table = {"growth": curves, "_meta": benchmark.about(1)}, benchmark.growth.growth_table(curves)
             rows = benchmark.growth.growth_rows(curves)
         else:
-            found = benchmark.bench(_words(work), _words(peers), repeats, memory, status.update)
+            how = {"device": device, "deterministic": deterministic}
+            found = benchmark.bench(_words(work), _words(peers), repeats, memory, status.update, **how)
             table, rows = benchmark.comparison(found), benchmark.rows(found)
     if apart:
         tell(as_csv, found, rows)

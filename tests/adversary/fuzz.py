@@ -26,6 +26,49 @@ class Tokens(nn.Module):
         return out
 
 
+@isolated
+class Encoded(nn.Module):
+    """A transformer's layer over words with padding, and a head."""
+
+    def __init__(self, **options: bool) -> None:
+        super().__init__()
+        self.table = nn.Embedding(5, 6, padding_idx=0)
+        self.layer = nn.TransformerEncoderLayer(6, 2, 9, dropout=0.0, batch_first=True, **options)
+        self.out = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.out(self.layer(self.table(x), src_key_padding_mask=x == 0).mean(1))
+        return out
+
+
+@isolated
+class Recurring(nn.Module):
+    """A recurrent layer over words, and a head on its last output."""
+
+    def __init__(self, kind: type[nn.RNNBase]) -> None:
+        super().__init__()
+        self.table, self.cells, self.out = nn.Embedding(5, 6), kind(6, 4, batch_first=True), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.out(self.cells(self.table(x))[0][:, -1])
+        return out
+
+
+@isolated
+class Shared(nn.Module):
+    """A table that is the head as well, for all positions, with a layer between that runs twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.inner, self.out = nn.Embedding(5, 6), nn.Linear(6, 6), nn.Linear(6, 5)
+        self.out.weight = self.table.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = self.inner(torch.relu(self.inner(self.table(x))))
+        out: Tensor = self.out(inner).mean(1)
+        return out
+
+
 def _chain(*layers: nn.Module, width: int) -> nn.Sequential:
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(width, 3))
 
@@ -48,6 +91,8 @@ MODELS = {
     "patches": (lambda: _chain(nn.Conv2d(4, 8, 3, stride=2, groups=2), nn.ReLU(), width=72), (4, 7, 7)),
     "rows": (lambda: _chain(nn.Conv2d(5, 3, 3), nn.ReLU(), width=108), (5, 8, 8)),
     "ghost": (lambda: _chain(nn.Conv2d(8, 16, 3), nn.ReLU(), width=64), (8, 4, 4)),
+    "compiled": (lambda: _chain(nn.Conv2d(24, 3, 3), nn.ReLU(), width=108), (24, 8, 8)),
+    "strided": (lambda: _chain(nn.Conv2d(6, 40, 3, stride=2, padding=1), nn.ReLU(), width=160), (6, 4, 4)),
     "dilated": (lambda: _chain(nn.Conv2d(2, 3, 2, dilation=2, padding=1), nn.ReLU(), width=147), (2, 7, 7)),
     "conv1d": (lambda: _chain(nn.Conv1d(3, 6, 3, padding=1), nn.ReLU(), width=54), (3, 9)),
     "norms": (
@@ -62,8 +107,21 @@ MODELS = {
         (2, 6, 6),
     ),
     "tokens": (Tokens, (7,)),
+    "text-bag": (lambda: models.build("text-bag", (7,), 3, tokens=5), (7,)),
+    "text-encoder": (lambda: models.build("text-encoder", (7,), 3, tokens=5, width=6, heads=2), (7,)),
+    "encoder": (Encoded, (7,)),
+    "encoder, norm first": (lambda: Encoded(norm_first=True), (7,)),
+    "lstm": (lambda: Recurring(nn.LSTM), (7,)),
+    "gru": (lambda: Recurring(nn.GRU), (7,)),
+    "shared": (Shared, (7,)),
+    "adapters": (lambda: models.lora(Encoded(), rank=2, alpha=3.0, train=["out"]), (7,)),
 }
 """Every layer rule and every way of a convolution."""
+
+OF_WORDS = {
+    *("tokens", "text-bag", "text-encoder", "encoder", "encoder, norm first", "lstm", "gru", "shared", "adapters"),
+}
+"""Those of them that read token ids."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +150,7 @@ def case(name: str, seed: int, copies: int = 1) -> Case:
         for parameter in model.parameters():
             _spoil(parameter, random)
     n = 5
-    if name == "tokens":
+    if name in OF_WORDS:
         x = torch.from_numpy(random.integers(0, 5 if random.random() < 0.5 else 2, (n, *shape)))
     else:
         x = torch.randn(n, *shape) * float(10.0 ** random.choice([0, 0, 0, random.uniform(-38, 38)]))
@@ -104,7 +162,7 @@ def case(name: str, seed: int, copies: int = 1) -> Case:
     factors, labels = torch.from_numpy(chosen.astype(np.float32)), torch.from_numpy(random.integers(0, 3, n))
     clip = float(10.0 ** random.uniform(-4, 3))
     if copies > 1:
-        others = [x.flip(1) if name == "tokens" else x * random.choice([-1, 1, 1e6, 0]) for _ in range(copies - 1)]
+        others = [x.flip(1) if name in OF_WORDS else x * random.choice([-1, 1, 1e6, 0]) for _ in range(copies - 1)]
         x = torch.stack([x, *others], 1)
     return Case(name, model, x, labels, factors, clip, copies)
 

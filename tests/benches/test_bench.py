@@ -20,17 +20,23 @@ def tiny(monkeypatch):
 
 
 def test_the_figures_have_the_documented_shape(tiny):
-    found = benchmark.bench(["tiny"], ["plain-channels-last", "opacus", "ghost"], repeats=2, memory=False, show=id)
+    peers = ["plain-channels-last", "opacus", "ghost", "vmap", "vmap-stacked", "sordino-running"]
+    found = benchmark.bench(["tiny"], peers, repeats=2, memory=False, show=id)
     row = found["tiny"]
     assert set(found) == {"tiny", "_meta"}
-    assert {"sordino", "plain", "plain-channels-last", "opacus", "ghost"} < set(row)
+    assert {"sordino", "plain", *peers} < set(row)
     assert row["ratio"] == row["ratios"]["sordino"]["median"]
     assert row["ratios"]["plain"] == {"median": 1.0, "min": 1.0, "max": 1.0}
     for spread in row["ratios"].values():
         assert spread["min"] <= spread["median"] <= spread["max"]
     assert {"date", "torch", "threads", "cores", "load", "repeats"} <= set(found["_meta"])
     assert "tiny" in benchmark.to_text(found)
-    assert benchmark.comparison(found).row_count == 5
+    assert {key: found["_meta"][key] for key in ("device", "precision", "deterministic")} == {
+        "device": "cpu",
+        "precision": "float32",
+        "deterministic": True,
+    }
+    assert benchmark.comparison(found).row_count == 8
 
 
 def test_plain_takes_the_very_batches_that_sordino_draws(tiny, monkeypatch):

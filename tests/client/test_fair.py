@@ -102,6 +102,22 @@ def test_the_fair_step_is_longer_where_the_loss_is_above_the_mean():
         assert row.tolist() == pytest.approx([-length * 1.0, -length * 2.0])
 
 
+def test_a_bounded_fair_step_is_never_longer_than_most_steps_and_never_climbs():
+    params, gradient = torch.zeros(4, 1), torch.ones(4, 1)
+    public = {"lr": 0.5, "mean_loss": 2.0, "loss": torch.tensor([[0.5], [2.5], [1e30], [3.5]])}
+    stepped, _ = fair_step(1.0, most=2.5).update(params, {}, gradient, public)
+    assert stepped.flatten().tolist() == pytest.approx([0.0, -0.75, -1.25, -1.25])
+    first, _ = fair_step(1.0, most=2.5).update(torch.zeros(4, 1), {}, torch.ones(4, 1), {"lr": 0.5, "loss": params})
+    assert first.flatten().tolist() == [-0.5] * 4, "before the first loss a step is a step"
+    assert fair_step(1.0, most=2.5).name != fair_step(1.0).name
+
+
+@pytest.mark.parametrize("most", [0.5, -1.0, math.nan, math.inf])
+def test_a_bound_below_one_step_is_refused(most):
+    with pytest.raises(BadInput, match=r"local\.most"):
+        fair_step(1.0, most=most)
+
+
 def test_the_loss_question_sums_losses_cut_to_the_bound():
     question = bounded_loss(2.5)
     assert question.bound({}) == 2.5

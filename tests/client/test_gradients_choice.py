@@ -37,6 +37,16 @@ class Twice(nn.Module):
 
 
 @isolated
+class TwiceConvolved(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.out = nn.Conv1d(1, 1, 3, padding=1), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.out(self.inner(torch.tanh(self.inner(x.unsqueeze(1)))).squeeze(1))
+
+
+@isolated
 class PastTheLayer(nn.Module):
     """Reads a layer's weight without calling the layer, as weight penalties and tied decoders do."""
 
@@ -63,7 +73,7 @@ class Mixing(nn.Module):
     ("factory", "reason"),
     [
         (Scaled, "no fast rule"),
-        (Twice, "runs 2 times"),
+        (TwiceConvolved, "runs 2 times"),
         (PastTheLayer, "differ"),
         (Mixing, "not known to treat records one by one"),
     ],
@@ -105,11 +115,14 @@ def test_batch_norm_is_refused_with_its_name_and_the_remedy():
         gradients.build(model, "cross-entropy")
 
 
-def test_tied_weights_are_refused_with_both_names():
-    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-    model[1].weight = model[0].weight
-    with pytest.raises(BadInput, match=r"'0.weight' and '1.weight'"):
-        gradients.build(model, "cross-entropy")
+def test_a_layer_that_runs_twice_and_tied_weights_are_served_by_the_fast_engine():
+    torch.manual_seed(0)
+    tied = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Linear(4, 3))
+    tied[2].weight = tied[0].weight
+    for model in (Twice(), tied):
+        engine = gradients.build(model, "cross-entropy")
+        assert_graded_like_plain(engine, model, torch.randn(2, 4, 4), torch.randint(0, 3, (2, 4)))
+        assert "exact" not in {plan.method for plan in engine.describe()}
 
 
 @pytest.mark.parametrize(

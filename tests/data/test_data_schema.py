@@ -39,7 +39,7 @@ def test_features_are_named_in_order():
         ({"numeric": {"y": [0, 1]}}, "two roles"),
         ({"fill": {"age": "old"}}, "needs a number"),
         ({"fill": {"sex": "x"}}, "one of the declared values"),
-        ({"fill": {"height": 1}}, "no such numeric or categorical column"),
+        ({"fill": {"height": 1}}, "no such numeric, categorical or text column"),
         ({"scale": "standard"}, "unit"),
         ({"delimiter": "::"}, "one character"),
         ({"task": "regression"}, r"data\.schema\.range"),

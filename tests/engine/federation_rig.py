@@ -156,7 +156,8 @@ class Rig:
         count, shape = len(self.clients.train[place]), self.clients.shape
         consent = None if self.clients.consent is None else self.clients.consent.of(self.clients.train[place])
         schema = self.ready.brief["schema"] or ""
-        declared = Declared(count, shape, self.clients.classes, schema, unit_records=self.clients.unit_records)
+        more = {"unit_records": self.clients.unit_records, "tokens": self.clients.tokens}
+        declared = Declared(count, shape, self.clients.classes, schema, **more)
         return Site(
             name,
             records_of(self.clients, place),

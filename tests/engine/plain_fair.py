@@ -132,7 +132,7 @@ def fedfdp_same_batch(p, weight=0.1):
     return w
 
 
-def fedfair(p, weight=0.1):
+def fedfair(p, weight=0.1, most=None):
     w, mean = p.start.clone(), None
     for number in range(1, p.rounds + 1):
         moved, heard = torch.zeros_like(w), 0.0
@@ -140,7 +140,8 @@ def fedfair(p, weight=0.1):
             terms, local, told = p.plan.clients[i].terms, w.clone(), []
             for step, where in enumerate(p.batches(i, number, terms)):
                 told.append(p.loss(local, i, number, step, where, terms, math.inf))
-                length = p.lr if mean is None else p.lr * (1 + weight * (told[-1] - mean))
+                factor = 1.0 if mean is None else 1 + weight * (told[-1] - mean)
+                length = p.lr * (factor if most is None else min(most, max(0.0, factor)))
                 local = local - length * p.gradient(local, i, number, step, where, terms)
             moved += p.shares[i] * (local - w)
             heard += p.shares[i] * sum(told) / len(told)

@@ -11,6 +11,7 @@ import torch
 import sordino as sd
 from sordino import methods
 from sordino.errors import BadInput
+from sordino.privacy import accounting
 from sordino.study import run as running
 from sordino.study import session
 
@@ -71,6 +72,26 @@ def test_every_method_equals_a_plain_loop(digits, case, steps):
     assert distance(done.weights, expected(digits, method, reference, parts, **settings)) < 1e-5
 
 
+def test_a_bounded_fair_step_equals_a_plain_loop_where_the_bound_is_reached(digits):
+    parts = {"local": {"name": "fair", "weight": 2.0, "most": 1.5}}
+    settings = {"steps": 3, "lr": 2.0}
+    done = trained(digits, "fedfair", parts, **settings)
+    bounded = partial(plain.fedfair, weight=2.0, most=1.5)
+    assert distance(done.weights, expected(digits, "fedfair", bounded, parts, **settings)) < 1e-5
+    published = {"local": {"name": "fair", "weight": 2.0}}
+    assert distance(trained(digits, "fedfair", published, **settings).weights, done.weights) > 1e-2
+
+
+def test_feedback_that_diverges_stays_finite_with_a_bound(digits):
+    """A client whose loss grows takes longer steps, and its loss grows: the bound cuts that."""
+    settings = {"rounds": 12, "steps": 10, "lr": 8.0}
+    lost = trained(digits, "fedfair", {"local": {"name": "fair", "weight": 1.0}}, **settings)
+    assert not np.isfinite(lost.result["final"]["loss"])
+    done = trained(digits, "fedfair", {"local": {"name": "fair", "weight": 1.0, "most": 3.0}}, **settings)
+    assert np.isfinite(done.result["final"]["loss"])
+    assert done.result["final"]["accuracy"] > 0.5
+
+
 @pytest.mark.parametrize("case", ["fedfdp", "fedfdp, same batch", "fedfair"])
 def test_the_loss_makes_a_difference(digits, case):
     method, reference, parts = CASES[case]
@@ -103,6 +124,30 @@ def test_ali_dpfl_equals_a_plain_loop_and_spends_no_more_than_planned(digits):
 def test_ali_dpfl_takes_single_steps_when_there_are_as_many_rounds_as_steps(digits):
     done = trained(digits, "ali-dpfl", rounds=4, steps=1)
     assert [one["releases"][0]["count"] for one in done.privacy] == [4] * 6
+
+
+def test_ali_dpfl_spends_its_whole_budget_where_it_is_told_to(digits):
+    """It plans steps that it then does not take: more rounds, and ε(T) ≤ ε < ε(T + 1) with the steps really taken."""
+    settings = {"rounds": 6, "steps": 8}
+    short = trained(digits, "ali-dpfl", **settings)
+    whole = trained(digits, "ali-dpfl", {"aggregate": {"name": "ali-dpfl", "whole_budget": True}}, **settings)
+    planned = 6 * 8
+    taken = [one["releases"][0]["count"] for one in short.privacy]
+    assert len(short.result["rounds"]) == 6
+    assert max(taken) < planned, "else this shows nothing"
+    assert len(whole.result["rounds"]) > 6
+    for one, before in zip(whole.privacy, short.privacy):
+        release = one["releases"][0]
+        assert release["count"] == planned
+        assert before["spent_epsilon"] < one["spent_epsilon"] <= one["epsilon"]
+        assert accounting.epsilon(release["noise"], one["delta"], 0.2, planned + 1) > one["epsilon"], "no room for more"
+    assert whole.result["stopped"]["refused"] is False
+
+
+def test_ali_dpfl_does_not_go_on_where_clients_are_drawn(digits):
+    parts = {"aggregate": {"name": "ali-dpfl", "whole_budget": True}, "select": "uniform"}
+    with pytest.raises(BadInput, match="every client in every round"):
+        trained(digits, "ali-dpfl", parts, rounds=4, steps=2, select=3)
 
 
 def test_ali_dpfl_goes_on_after_a_stop_as_if_there_had_been_none(digits, tmp_path):

@@ -126,3 +126,41 @@ def test_ten_thousand_clients_in_two_gigabytes_at_the_pace_of_a_hundred():
     peak, seconds = peak_and_seconds(10_000, "robust-hdp-cnn")
     assert peak < 2000
     assert seconds / 10_000 < 1.2 * peak_and_seconds(100, "robust-hdp-cnn")[1] / 100
+
+
+WHOLE = """
+import sys, numpy as np
+import sordino as sd
+from sordino.data import Federation
+clients, folder = int(sys.argv[1]), sys.argv[2]
+x = np.lib.format.open_memmap(folder + "/x.npy", "w+", np.float32, (60_000, 1, 28, 28))
+x[:] = np.random.default_rng(0).standard_normal((1, 1, 28, 28), dtype=np.float32)
+x = np.load(folder + "/x.npy", mmap_mode="r")
+y = np.random.default_rng(0).integers(0, 10, len(x))
+names, train = [f"client-{i}" for i in range(clients)], [np.arange(60) + 60 * (i % 1000) for i in range(clients)]
+nothing = [np.arange(0)] * clients
+found = Federation("many", x, y, np.ones(len(y), bool), names, train, nothing, None, "classification", 10)
+found = found.with_budgets((1 + np.arange(clients) % 4).tolist(), delta=1e-5)
+open("/proc/self/clear_refs", "w").write("5")
+settings = dict(rounds=2, batch=32, steps=1, lr=0.05, clip=1.0, evaluate=2)
+sd.train(found, "logistic", "dp-fedavg", out=folder + "/run", **settings)
+print(next(int(line.split()[1]) / 1024 for line in open("/proc/self/status") if line.startswith("VmHWM")))
+"""
+
+
+@pytest.mark.slow
+def test_a_whole_run_of_a_hundred_thousand_clients_takes_less_than_two_gigabytes(tmp_path):
+    """Plan, ledger, two rounds, evaluation, result and files; 1.4 GB where this was written."""
+    command = [sys.executable, "-c", WHOLE, "100000", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=3000)
+    assert float(done.stdout.split()[-1]) < 2000
+
+
+@pytest.mark.slow
+def test_a_round_of_a_hundred_thousand_clients_is_as_fast_a_client_as_one_of_a_thousand():
+    """By the time of all cores, which others' load changes least; the CNN takes a quarter of an hour of it."""
+    from bench.growth import _in_processes
+
+    few, many = (_in_processes("clients", size, 1) for size in (1000, 100_000))
+    assert many["resident_mb"] < 2000
+    assert many["cpu_seconds"] / 100_000 < 1.2 * few["cpu_seconds"] / 1000

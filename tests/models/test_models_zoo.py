@@ -27,6 +27,8 @@ COUNTS = [
     ("scatter-linear", (1, 28, 28), 10, 24_020),
     ("scatter-linear", (3, 32, 32), 10, 94_090),
     ("scatter-cnn", (1, 28, 28), 10, 14_602),
+    ("text-bag", (64,), 5, 20_485),
+    ("text-encoder", (64,), 5, 141_893),
 ]
 
 
@@ -40,9 +42,10 @@ def not_a_model(shape, classes):
 
 @pytest.mark.parametrize(("name", "shape", "classes", "count"), COUNTS)
 def test_parameter_counts_are_the_published_ones_and_the_model_fits_its_records(name, shape, classes, count):
-    model = models.build(name, shape, classes)
+    tokens = 4096 if name.startswith("text-") else None
+    model = models.build(name, shape, classes, tokens=tokens)
     assert sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad) == count
-    models.check(model, shape, classes)
+    models.check(model, shape, classes, models.dtype_of(tokens))
 
 
 def test_every_name_is_counted_here():

@@ -10,8 +10,6 @@ import pytest
 import papers as reproduce
 from papers import packed
 from papers.catalogue import EXPERIMENTS
-from papers.experiment import Entry, Quick
-from papers.fedfdp import fairness_says
 from papers.runner import Silent, matching
 from sordino import data
 from sordino.errors import BadInput
@@ -121,26 +119,6 @@ def test_no_run_exceeds_its_budget(whole):
         assert 0 < run["privacy"]["largest_share"] <= 1 + 1e-9
 
 
-def test_searched_values_are_chosen_on_a_seed_of_their_own_and_stated(tmp_path, monkeypatch):
-    """Two learning rates; the table's run uses the one with the lower training loss on the tuning seed."""
-    base = reproduce.get(SMALL)
-    quick = Quick(
-        blocks=("ε = 8",), rows=("DP-FedAvg",), columns=("T1",),
-        data={"options": {"records": 400}}, training={"rounds": 3, "batch": 50, "clip": 5.0}, grid=2,
-    )  # fmt: skip
-    monkeypatch.setitem(EXPERIMENTS, SMALL, replace(base, quick=quick))
-    done = reproduce.run(SMALL, tmp_path, quick=True)
-    cells = [json.loads(file.read_text()) for file in (tmp_path / "cells").glob("*.json")]
-    tuned = {c["recipe"]["training"]["lr"]: c["final"]["train_loss"] for c in cells if c["recipe"]["seed"] == 100}
-    assert set(tuned) == {0.1, 0.3}
-    best = min(tuned, key=tuned.get)
-    shown = [c for c in cells if c["recipe"]["seed"] == 0]
-    assert [c["recipe"]["training"]["lr"] for c in shown] == [best]
-    assert [entry.chosen for entry in done.entries] == [{"lr": best}]
-    assert f"T1: lr = {best}" in (tmp_path / "table.md").read_text()
-    assert done.about["tuning"] == 2
-
-
 @pytest.mark.parametrize(("server_lr", "model"), [(1e60, "logistic"), (1e30, "mlp"), (1e12, "mlp")])
 def test_a_run_that_diverges_is_noted_and_spoils_no_other(server_lr, model, tmp_path, monkeypatch):
     base = reproduce.get("fedfdp/table2")
@@ -167,18 +145,6 @@ def test_a_run_that_diverges_is_noted_and_spoils_no_other(server_lr, model, tmp_
         assert "1 runs diverged" in (folder / "table.md").read_text()
     assert len(said) == 2
     assert all("training diverged" in line for line in said)
-
-
-def test_a_method_that_learns_nothing_is_not_called_the_fairest():
-    def entry(row, accuracy, psi, worst):
-        values = {"record_accuracy": accuracy, "psi": psi, "worst_accuracy": worst}
-        return Entry(("b", row, "MNIST"), values)
-
-    rows = [entry("FedAvg", 0.9, 0.2, 0.5), entry("FedDyn", 0.1, 0.0, 0.09), entry("FedFair", 0.8, 0.1, 0.6)]
-    (said,) = fairness_says({one.place: one for one in rows}, {})
-    assert "most accurate FedAvg" in said
-    assert "least Ψ FedFair (0.1)" in said
-    assert "best worst client FedFair" in said
 
 
 def test_only_chooses_runs_by_their_labels(tmp_path):
@@ -233,7 +199,9 @@ def test_table_3_of_the_selection_paper_tiny(tmp_path):
     done = reproduce.run("selection/table3", tmp_path, quick=True, data=tmp_path, only="tight, Privacy-aware|Unbiased")
     found = {place[1]: values["central_accuracy"] for place, values in numbers(done).items()}
     assert set(found) == {"Privacy-aware", "Unbiased"}
-    assert min(found.values()) > 10, "ε from 1 to 8: everybody learns something"
+    assert found["Privacy-aware"] > found["Unbiased"] + 5, "ε from 0 to 8: with bundled data too, as in the paper"
+    page = (tmp_path / "table.md").read_text()
+    assert "The paper's direction (Privacy-aware better than Unbiased) shows here" in page
 
 
 def test_the_round_budgets_of_fedfdp_figure_5(tmp_path):

@@ -5,20 +5,21 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import papers as reproduce
-from papers.experiment import tuning_cells
 from papers.make import Workshop
+from papers.search import screening, searches
 
 WANTED = {
-    "robust-hdp": ["table8", "table9", "table10", "figure6", "figure7"],
+    "robust-hdp": ["table8", "table9", "table10", "cifar10", "figure6", "figure7", "figure8", "figure9", "figure10"],
     "selection": ["table3", "table4", "figure3", "figure4", "figure5", "figure6"],
     "fedfdp": ["table2", "table3", "table4", "table5", "table6", "figure3", "figure4", "figure5"],
     "adaptdp": ["table1", "table2", "table3", "table4", "table5", "table6", "figure1", "figure2"],
-    "accuracy": ["auto", "published", "ingredients", "persons"],
+    "accuracy": ["auto", "published", "ingredients", "persons", "limits"],
 }
 
 
@@ -109,7 +110,7 @@ def test_the_runs_of_tables_8_and_9(number, data):
     assert all(cell.data == {"name": data, "kind": "iid", "clients": 20, "test": 0.2} for cell in alike)
     assert all(cell.parts["calibrate"] == "rdp-robust-hdp" for cell in alike)
     cells = [cell for cell in every if cell not in alike]
-    assert len(cells) == 9 * (5 + 5)
+    assert len(cells) == 9 * (5 + 6)
     for cell in cells:
         assert cell.data == {
             "name": data, "kind": "shards", "clients": 20, "shards": 6, "max_classes": 6, "test": 0.2,
@@ -117,7 +118,7 @@ def test_the_runs_of_tables_8_and_9(number, data):
         assert cell.budgets == {"spec": f"{cell.column.lower()}-published", "delta": 1e-4}
         assert (cell.training["rounds"], cell.training["epochs"], cell.training["clip"]) == (200, 1, 3.0)
         by = cell.parts["calibrate"]
-        assert by == "tight" or by == {"by": "rdp-robust-hdp", "strictest": cell.row == "minimum ε"}
+        assert by == "tight" or by == {"name": "rdp-robust-hdp", "strictest": cell.row == "minimum ε"}
     rates = {(c.block, c.row, c.column): c.training["lr"] for c in cells}
     if data == "mnist":  # Table 5
         assert rates[("noise as published", "Robust-HDP", "Dist6")] == 2e-3
@@ -134,16 +135,18 @@ def test_the_runs_of_tables_3_and_4_of_the_selection_paper():
     for number, data in ((3, "mnist"), (4, "fashion-mnist")):
         experiment = reproduce.get(f"selection/table{number}")
         cells = experiment.planned()
-        assert {cell.seed for cell in cells} == {0, 1, 2}
+        assert {cell.seed for cell in cells} == {0, 1, 2, 3, 4}
         assert {cell.data["similarity"] for cell in cells} == {0, 30, 70, 100}
         assert {cell.method for cell in cells} == {"privacy-aware", "unbiased", "power-of-choice"}
         for cell in cells:
             assert (cell.data["name"], cell.data["clients"], tuple(cell.data["sizes"])) == (data, 100, (0.5, 1.5))
             assert cell.budgets == {"spec": "uniform", "low": 0.0, "high": 1.0, "delta": 1e-5}
             assert (cell.training["batch"], cell.training["select"]) == (128, 10)
-        chosen_by = list(itertools.chain(*tuning_cells(cells).values()))
+        found = searches(experiment, cells, lambda run: None)
+        chosen_by = list(itertools.chain(*(search.missing for search in found.values())))
         assert {run.seed for run in chosen_by} == {100}, "no seed of the table chooses values"
         assert {run.data["similarity"] for run in chosen_by} == {30}
+        assert all(run.validation for run in chosen_by)
     assert reproduce.get("selection/table3").published[("tight noise", "Biased", "s = 70")] == (35.42,)
 
 
@@ -174,7 +177,7 @@ def test_adaptdp_searches_the_papers_grids_for_both_methods_alike(tmp_path):
     assert all(grids[(task, row)] == grid for task, grid in table_1.items() for row in ("DP-FedAvg", "AdaptDP-FedAvg"))
     assert {cell.budgets["spec"] for cell in cells} == {1.0, 4.0, 8.0}
     first = next(cell for cell in cells if cell.column == "T1")
-    plan = Workshop(tmp_path).prepared(tuning_cells([first])[first.place][0]).plan
+    plan = Workshop(tmp_path).prepared(replace(first, search={}, chosen=next(first.grid()))).plan
     assert [(c.records, c.terms.count) for c in plan.clients] == [(2000, 20), (2000, 20)], "one epoch at b = 100"
 
 
@@ -182,18 +185,27 @@ def test_quick_versions_are_small():
     for name in reproduce.names():
         cells = reproduce.get(name).planned(quick=True)
         assert len(cells) <= 12
-        assert not tuning_cells(cells)
+        assert not any(cell.search for cell in cells)
 
 
-def test_settings_may_be_searched_in_pairs_and_one_row_may_search_for_others():
+def test_what_tables_8_and_4_search():
     planned = [cell for cell in reproduce.get("robust-hdp/table8").planned() if cell.column == "Dist2"]
     ours = {cell.row: cell for cell in planned if cell.search}
-    assert len(ours) == 4
-    tried = {row: {one.id: dict(one.chosen) for one in tuning_cells([cell])[cell.place]} for row, cell in ours.items()}
-    first = tried["random-effects"]
-    assert sorted(map(str, first.values())) == [str({"lr": 0.08 / 16, "clip": clip}) for clip in (1.0, 3.0)]
-    assert all(one == first for one in tried.values()), "the same runs choose for all of them"
-    pairs = [cell for cell in reproduce.get("fedfdp/table4").planned() if cell.place[1:] == ("FedFDP", "CIFAR10")]
-    values = [cell for one in tuning_cells(pairs[:1]).values() for cell in one]
-    assert len({(c.settled.training["clip"], c.settled.training["lr"]) for c in values}) == 4
-    assert {c.settled.parts["clip"]["weight"] for c in values} == {0.1, 1.0}
+    assert {"random-effects", "factor-hdp", "WeiAvg with our steps", "Robust-HDP with our steps"} < set(ours)
+    runs = {row: screening(cell, {"step": 0.015, "clip": 3.0}) for row, cell in ours.items()}
+    assert len({run.id for run in runs.values()}) == 5, "every rule is searched for itself"
+    assert {run.settled.training["lr"] for run in runs.values()} == {0.08 / 16}
+    assert {run.training["rounds"] for run in runs.values()} == {50}
+    wide = [cell for cell in reproduce.get("fedfdp/table5").planned() if cell.column == "CIFAR10, 50 clients"]
+    assert {cell.reference.data["clients"] for cell in wide} == {50}, "values are searched at the column's own size"
+    fair = next(cell for cell in wide if cell.row == "FedFDP")
+    assert {one["clip.weight"] for one in fair.grid()} == {0.1, 1.0}
+
+
+def test_blocks_of_our_own_take_one_seed():
+    planned = reproduce.get("fedfdp/table4").planned()
+    seeds = {block: {cell.seed for cell in planned if cell.block == block} for block in {c.block for c in planned}}
+    assert seeds["one local step"] == {0, 1, 2}
+    assert seeds["five local steps"] == {0}
+    alike = [cell for cell in reproduce.get("robust-hdp/table8").planned() if "alike" in cell.block]
+    assert {cell.seed for cell in alike} == {0}

@@ -89,3 +89,12 @@ def test_what_is_no_result_is_refused_with_the_key(run, tmp_path, spoil, told):
 def test_a_result_that_lacks_something_is_not_written(run):
     with pytest.raises(ValueError, match=r"result\.final is missing"):
         complete({"privacy": []}, None)
+
+
+def test_a_result_written_in_pieces_is_the_same_text():
+    from sordino.study.result import json_pieces, to_json
+
+    table = {"a": [], "b": [1.5, [2, {"x": "line\nbreak é"}], {}], "c": {"d": [1, 2], "e": float("inf")}, "f": None}
+    for one in (table, {}, {"only": [{"deep": [{"er": 1}]}]}):
+        assert b"".join(json_pieces(one)).decode() == to_json(one, indent=1)
+        assert b"".join(json_pieces(one, entries=1)).decode() == to_json(one, indent=1)

@@ -7,6 +7,7 @@ turn owns that matrix.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from sordino.client.clip import Public, fairness_factor, fairness_weight
+from sordino.errors import BadInput
 from sordino.made import Made, part
 
 State = dict[str, Tensor]
@@ -44,6 +46,7 @@ class Local:
     trains: (model) → (module, loss), where gradients of another module are released in the model's place; the
         aggregation rule then makes the model of them (``Outcome.shown``).
     descends: whether a turn of one step is plain descent, w − η g, so that clients' gradients may be added up first.
+    leaves: whether ``update`` never writes into one row of weights on a CPU, which may then be the server's own.
     sends: (a client's broadcast, lengths of the model's tensors) → how many numbers it uploads under which names.
     made: the factory and options that made it, set by ``sordino.made.Factory``.
     """
@@ -58,11 +61,18 @@ class Local:
     begin: Callable[[Tensor, State], tuple[Tensor, State]] | None = None
     trains: Callable[[nn.Module], tuple[nn.Module, str]] | None = None
     descends: bool = False
+    leaves: bool = False
     made: Made | None = None
 
 
 def _descend(params: Tensor, state: State, gradient: Tensor, public: Public) -> tuple[Tensor, State]:
-    return params.sub_(gradient.mul_(public["lr"])), state
+    where = gradient if one_on_cpu(params) else params
+    return torch.sub(params, gradient.mul_(public["lr"]), out=where), state
+
+
+def one_on_cpu(params: Tensor) -> bool:
+    """Whether these are the weights of one row on a CPU, which rules that ``leaves`` never write into."""
+    return len(params) == 1 and params.device.type == "cpu"
 
 
 def _difference(params: Tensor, start: Tensor, state: State, public: Public) -> Uploaded:
@@ -72,23 +82,30 @@ def _difference(params: Tensor, start: Tensor, state: State, public: Public) -> 
 @part
 def sgd() -> Local:
     """Plain descent: w ← w − η g; upload w − w_start."""
-    return Local("sgd", _descend, _difference, descends=True)
+    return Local("sgd", _descend, _difference, descends=True, leaves=True)
 
 
 @part
-def fair_step(weight: float = 0.1) -> Local:
+def fair_step(weight: float = 0.1, most: float | None = None) -> Local:
     """The step of FedFair: η (1 + λ(F_i(w_i, batch) − F(w_t))); λ is ``weight``, and λ = 0 is plain descent.
 
-    F_i(w_i, batch) is what was *released* of the loss from the very batch of the step.
+    F_i(w_i, batch) is what was *released* of the loss from the very batch of the step. As published the factor has no
+    bounds, and feeds on itself: a longer step makes a larger loss. ``most`` keeps it between 0 and so many.
     """
     chosen = fairness_weight("local.weight", weight)
+    if most is not None and not (math.isfinite(most) and most >= 1):
+        raise BadInput(f"local.most is {most!r}: the most that a step may be lengthened by, a number ≥ 1, usually 3")
     if chosen == 0.0:
         return sgd()
 
     def update(params: Tensor, state: State, gradient: Tensor, public: Public) -> tuple[Tensor, State]:
-        return params.sub_(gradient.mul_(fairness_factor(public["loss"], public, chosen).mul_(public["lr"]))), state
+        factor = fairness_factor(public["loss"], public, chosen)
+        if most is not None:
+            factor.clamp_(min=0.0, max=most)
+        return params.sub_(gradient.mul_(factor.mul_(public["lr"]))), state
 
-    return Local(f"fair(weight={chosen:g})", update, _difference, needs=("loss",))
+    bounded = "" if most is None else f", most={most:g}"
+    return Local(f"fair(weight={chosen:g}{bounded})", update, _difference, needs=("loss",))
 
 
 @part

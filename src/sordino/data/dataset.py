@@ -44,8 +44,8 @@ class Dataset:
     Attributes
     ----------
     x, y, valid
-        Features (float32), targets (int64 class numbers, or float32) and whether a record is valid. An invalid record
-        is a null row: x = 0, y = 0, valid = False.
+        Features (float32, or int64 where they are token ids), targets (int64 class numbers, or float32) and whether a
+        record is valid. An invalid record is a null row: x = 0, y = 0, valid = False.
     task, classes
         ``"classification"`` with the number of classes, or ``"regression"`` with None.
     test_x, test_y
@@ -56,6 +56,8 @@ class Dataset:
         Whether those clients are files in the order of their names.
     ranged
         For tables: how many of a record's first numbers have a declared range, and the range they were scaled to.
+    tokens
+        Where records are token ids (text): how many there are.
     words
         Columns that were kept as words, one a record: None where there was none, all of a unit's where they differ.
     schema
@@ -78,6 +80,7 @@ class Dataset:
     source: dict[str, Any] = field(default_factory=dict)
     sorted_files: bool = False
     ranged: Ranged | None = None
+    tokens: int | None = None
     words: Mapping[str, Sequence[object]] = field(default_factory=dict)
     schema: Mapping[str, Any] | None = None
     units: Index | None = None
@@ -192,7 +195,7 @@ class Dataset:
         return Federation(
             self.name, self.x, self.y, self.valid, names, train, tests, held, self.task, self.classes,
             description=described, sorted_files=self.sorted_files and kind == "natural", ranged=self.ranged,
-            words=self.words, schema=self.schema,
+            tokens=self.tokens, words=self.words, schema=self.schema,
             units=table, unit_name=RECORD if table is None else self.unit_name,
         )  # fmt: skip
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from sordino.data.encode import Floats
-from sordino.data.guess import Column, Missing, Opened, columns_of, open_file
+from sordino.data.guess import LONG_TEXT, MANY_TEXTS, Column, Missing, Opened, columns_of, open_file
 from sordino.data.own import client_files, kind_of, read_npz
 from sordino.data.read import EMPTY
 from sordino.data.schema import word
@@ -23,8 +23,8 @@ from sordino.errors import BadInput
 TARGETS = ("target", "label", "class", "outcome", "diagnosis", "y")
 """Column names that are taken for the target, in this order of preference; otherwise the last column that can be."""
 
-MOST_VALUES = 50
-"""A text column with more distinct values than this is left out: it may be a name or an identifier."""
+MOST_VALUES = MANY_TEXTS
+"""A column of words with more distinct ones than this is left out, unless it is prose: it may be a name."""
 
 MOST_CLASSES = 20
 """A numeric target with more distinct values than this is drafted as regression."""
@@ -32,8 +32,8 @@ MOST_CLASSES = 20
 MOST_CATEGORIES = 10
 """A column with at most so many whole numbers may hold codes."""
 
-MOST_LETTERS = 100
-"""A column with longer texts than this is left out: it is prose."""
+STEP, MOST_WORDS = 16, 512
+"""A text's length is drafted as a multiple of the one, and at most the other."""
 
 ALL_DIFFERENT = 20
 """So many values, all of them different, look like identifiers."""
@@ -96,18 +96,20 @@ def _of_table(file: Path) -> list[str]:
         *_missing(missing),
         *_about(target),
     ]
-    tables: dict[str, list[str]] = {"numeric": [], "categorical": [], "fill": []}
+    tables: dict[str, list[str]] = {"numeric": [], "categorical": [], "text": [], "fill": []}
     for column in columns:
         if column is not target:
             lines += _sorted_in(column, tables)
-    if not any(line[0] != "#" for line in (*tables["numeric"], *tables["categorical"])):
+    if not any(line[0] != "#" for name in ("numeric", "categorical", "text") for line in tables[name]):
         raise BadInput(
             f"{file} has no column to predict {target.name!r} from: a schema needs a target and at least one column "
-            "with numbers or a few words"
+            "with numbers, a few words or texts"
         )
     lines.append('scale = "unit"  # numbers become 0 … 1; "signed" for −1 … 1')
     tables["fill"].append("# where cells of other columns are missing in other files, these need a constant here too")
     for name, body in tables.items():
+        if name == "text" and not body:
+            continue
         lines += ["", f"[data.schema.{name}]", *body]
     return lines
 
@@ -192,6 +194,11 @@ def _task(labels: list[Any], values: Floats | None) -> list[str]:
 def _sorted_in(column: Column, tables: dict[str, list[str]]) -> list[str]:
     """Put a column into its table with what its role rests on; a unit of privacy that it may be is returned."""
     key, reason = toml_value(column.name), _reason(column)
+    if column.name and column.prose:
+        tables["text"].append(_text(column))
+        if column.absent:
+            tables["fill"].append(f'{key} = ""  # stands in for {column.absent} missing texts: one without words')
+        return []
     if reason is not None:
         tables["numeric" if column.numeric else "categorical"].append(f"# {key} is left out: {reason}")
         return _unit(column) if column.cells > len(column.counts) and "repeat" in reason else []
@@ -210,6 +217,15 @@ def _sorted_in(column: Column, tables: dict[str, list[str]]) -> list[str]:
             "constant"
         )
     return []
+
+
+def _text(column: Column) -> str:
+    """A text column with the length that most of its texts have; nothing else of it is read off the records."""
+    most = int(np.percentile(column.lengths(), 95))
+    length = min(MOST_WORDS, STEP * max(1, math.ceil(most / STEP)))
+    how = f'{{tokens = "words", vocabulary = 4096, length = {length}}}'
+    told = f"a guess: free text? 19 of 20 have at most {most} words; leave it out if it holds names"
+    return f"{toml_value(column.name)} = {how}  # {told}"
 
 
 def _unit(column: Column) -> list[str]:
@@ -233,7 +249,7 @@ def _reason(column: Column) -> str | None:
         return "its numbers have decimal commas: save the file with decimal points"
     if column.dates:
         return "it holds dates: make a number of them first, such as an age"
-    if max(map(len, column.counts)) > MOST_LETTERS:
+    if column.prose or max(map(len, column.counts)) > LONG_TEXT:
         return "it has long texts"
     if column.named_person and distinct > 1:
         if distinct == cells:

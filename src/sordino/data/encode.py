@@ -20,6 +20,7 @@ from sordino.data.federation import Features, Targets
 from sordino.data.read import EMPTY, RawTable
 from sordino.data.schema import WHOLE, Interval, Schema, word
 from sordino.data.target import COMPARISONS, Rule
+from sordino.data.tokens import Layout
 from sordino.errors import BadInput
 
 log = logging.getLogger("sordino.data")
@@ -181,7 +182,7 @@ def encode_table(table: RawTable, schema: Schema, invalid: str = "refuse") -> Ar
     the file has records, valid or not.
     """
     if not schema.features:
-        raise BadInput("data.schema declares no columns: tables need numeric or categorical columns")
+        raise BadInput("data.schema declares no columns: tables need numeric, categorical or text columns")
     if invalid == "refuse":
         table = _without_empty_end(table)
         for row, why in sorted(table.broken.items()):
@@ -205,31 +206,62 @@ def encode_table(table: RawTable, schema: Schema, invalid: str = "refuse") -> Ar
 def table_features(table: RawTable, schema: Schema) -> tuple[Features, Faults]:
     """The features of a file's records, whatever their targets, and which of them cannot be encoded."""
     faults: Faults = []
+    if schema.layout is not None:
+        return _token_features(table, schema, schema.layout, faults), faults
     x = np.zeros((table.rows, len(schema.features)), dtype=np.float32)
-    for k, (name, interval) in enumerate(schema.numeric.items()):
-        values, absent, wrong = numbers(table.columns[name], schema.missing)
-        if name in schema.fill:
-            values = np.where(absent, float(schema.fill[name]), values)
-        else:
-            faults.append((absent, f"column {name!r}", "is missing and the schema has no fill for it", None))
-        faults.append((wrong, f"column {name!r}", "is not a number", table.columns[name]))
-        _tell_clipped(table.where, name, interval, values, f"numeric.{name}")
-        x[:, k] = interval.scaled(np.where(np.isfinite(values), values, interval.low), schema.scale)
+    for k, name in enumerate(schema.numeric):
+        x[:, k] = _scaled_column(table, name, schema, schema.scale, faults)
     at = len(schema.numeric)
     for name, declared in schema.categorical.items():
-        place, absent = positions(table.columns[name], declared), _absent_words(table.columns[name], schema.missing)
-        other = (place < 0)[~absent]
-        if other.sum() > MOST * other.size:
-            log.warning(
-                "%s, column %r: %.0f %% of the values are none of data.schema.categorical.%s = %s: check their "
-                "spelling", table.where, name, 100 * other.mean(), name, list(declared),
-            )  # fmt: skip
-        place[place < 0] = len(declared)
-        if name in schema.fill:
-            place[absent] = declared.index(word(schema.fill[name]))
-        x[np.arange(table.rows), at + place] = 1.0
+        x[np.arange(table.rows), at + _places(table, name, schema)] = 1.0
         at += len(declared) + 1
     return x, faults
+
+
+def _token_features(table: RawTable, schema: Schema, layout: Layout, faults: Faults) -> npt.NDArray[np.int64]:
+    """Records as token ids: texts padded to their lengths, then an id for every other column."""
+    parts = []
+    for name in schema.text:
+        column = table.columns[name]
+        absent = _absent_words(column, schema.missing)
+        if name not in schema.fill:
+            faults.append((absent, f"column {name!r}", "is missing and the schema has no fill for it", None))
+        blank = schema.fill.get(name)
+        parts.append(layout.texts(name, [blank if no else one for one, no in zip(texts(column).to_pylist(), absent)]))
+    for name in schema.numeric:
+        parts.append(layout.parts(name, _scaled_column(table, name, schema, "unit", faults))[:, None])
+    for name in schema.categorical:
+        parts.append(layout.values(name, _places(table, name, schema))[:, None])
+    return np.concatenate(parts, axis=1)
+
+
+def _scaled_column(table: RawTable, name: str, schema: Schema, scale: str, faults: Faults) -> Floats:
+    """A number column, filled, clipped and scaled; notes cells that are missing or no numbers."""
+    interval = schema.numeric[name]
+    values, absent, wrong = numbers(table.columns[name], schema.missing)
+    if name in schema.fill:
+        values = np.where(absent, float(schema.fill[name]), values)
+    else:
+        faults.append((absent, f"column {name!r}", "is missing and the schema has no fill for it", None))
+    faults.append((wrong, f"column {name!r}", "is not a number", table.columns[name]))
+    _tell_clipped(table.where, name, interval, values, f"numeric.{name}")
+    return interval.scaled(np.where(np.isfinite(values), values, interval.low), scale)
+
+
+def _places(table: RawTable, name: str, schema: Schema) -> npt.NDArray[np.int64]:
+    """Where the cells of a category column stand among the declared values, filled; behind the last: other."""
+    declared = schema.categorical[name]
+    place, absent = positions(table.columns[name], declared), _absent_words(table.columns[name], schema.missing)
+    other = (place < 0)[~absent]
+    if other.sum() > MOST * other.size:
+        log.warning(
+            "%s, column %r: %.0f %% of the values are none of data.schema.categorical.%s = %s: check their "
+            "spelling", table.where, name, 100 * other.mean(), name, list(declared),
+        )  # fmt: skip
+    place[place < 0] = len(declared)
+    if name in schema.fill:
+        place[absent] = declared.index(word(schema.fill[name]))
+    return place
 
 
 def _answers(rule: Rule, column: Any, missing: Sequence[str]) -> tuple[npt.NDArray[np.int64], Bools]:
@@ -251,7 +283,12 @@ def _without_empty_end(table: RawTable) -> RawTable:
 
 
 def array_features(where: str, x: Any, schema: Schema) -> tuple[Features, Faults]:
-    """The features in an array, clipped and scaled by ``values`` where the schema declares them; who has none."""
+    """The features in an array, clipped and scaled by ``values`` where the schema declares them; who has none.
+
+    Of token ids, which stay whole numbers, those have none that hold an id beyond the declared ones.
+    """
+    if schema.tokens is not None:
+        return _checked_ids(where, np.asarray(x), schema.tokens)
     try:
         if np.asarray(x).dtype.kind in "cmM":  # NumPy would drop imaginary parts, and count nanoseconds
             raise TypeError
@@ -265,6 +302,16 @@ def array_features(where: str, x: Any, schema: Schema) -> tuple[Features, Faults
         _tell_clipped(where, "x", schema.values, features, "values")
         features = _scaled(features, schema.values, schema.scale)
     return features, faults
+
+
+def _checked_ids(where: str, x: npt.NDArray[Any], tokens: int) -> tuple[Features, Faults]:
+    if x.dtype.kind not in "iu" or x.ndim != 2:
+        raise BadInput(
+            f"{where}: array x is {x.dtype} of shape {x.shape}: token ids are whole numbers, as many for every record"
+        )
+    inside: Bools = np.all((x >= 0) & (x < tokens), axis=1)
+    told = f"has a token id outside 0 … {tokens - 1}"
+    return np.where(inside[:, None], x, 0).astype(np.int64), [(~inside, "array x", told, None)]
 
 
 def encode_arrays(where: str, x: Any, y: Any, schema: Schema, invalid: str = "refuse") -> Arrays:

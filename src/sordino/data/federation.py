@@ -20,7 +20,9 @@ from sordino.privacy.held import held_out
 from sordino.privacy.levels import Consent, Levels
 from sordino.privacy.types import RECORD, Adjacency, Budget
 
-Features = npt.NDArray[np.float32]
+Features = npt.NDArray[np.float32] | npt.NDArray[np.int64]
+"""Numbers, or token ids."""
+
 Targets = npt.NDArray[np.int64] | npt.NDArray[np.float32]
 
 Ranged = tuple[int, float, float]
@@ -52,6 +54,8 @@ class Federation:
         Whether the clients are files in the order of their names, which nobody chose.
     ranged
         How many of a record's first numbers have a declared range, and which; None for anything but tables.
+    tokens
+        Where records are token ids (text): how many there are; None where they are numbers.
     words
         Columns that were kept as words, one a record: None where there was none, all of a unit's where they differ.
     consent
@@ -76,6 +80,7 @@ class Federation:
     description: dict[str, Any] = field(default_factory=dict)
     sorted_files: bool = False
     ranged: Ranged | None = None
+    tokens: int | None = None
     words: Mapping[str, Sequence[object]] = field(default_factory=dict)
     consent: Consent | None = None
     schema: Mapping[str, Any] | None = None

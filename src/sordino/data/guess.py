@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet
 
@@ -23,6 +24,7 @@ from sordino.data.encode import Floats, numbers, words
 from sordino.data.excel import below_blank, sheet_rows
 from sordino.data.read import Cells, RawTable, delimiter_of, file_lines, line_cells, read_table
 from sordino.data.schema import MISSING, word
+from sordino.data.tokens import Tokenizer
 from sordino.data.toml import toml_value
 from sordino.errors import BadInput
 
@@ -40,6 +42,11 @@ LOOKED_AT = 2000
 
 MOSTLY = 0.8
 """A column is one of numbers when this share of its cells are."""
+
+MANY_TEXTS, LONG_TEXT, FEW_WORDS = 50, 100, 3.0
+"""Texts: more different cells than this, or one of more letters, and on average at least so many words."""
+
+_WORDS = Tokenizer("words", 4096, 1)
 
 _PERSON = re.compile(r"(?i)(^|[^a-z])(id|pid|mrn|ssn|uuid|patient|person|subject|proband|pseudonym)([^a-z]|$)")
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}([T ].*)?|[0-9]{1,2}[./][0-9]{1,2}[./][0-9]{2,4}")
@@ -103,6 +110,19 @@ class Column:
     def commas(self) -> bool:
         """Whether its cells are numbers with a decimal comma."""
         return any("," in one for one in self.counts) and all(is_number(one.replace(",", ".")) for one in self.counts)
+
+    @property
+    def prose(self) -> bool:
+        """Whether its cells are texts of several words, neither names nor a few categories."""
+        if self.numeric or self.dates or self.named_person or self.nested or not self.counts:
+            return False
+        if len(self.counts) <= MANY_TEXTS and max(map(len, self.counts)) <= LONG_TEXT:
+            return False
+        return float(self.lengths().mean()) >= FEW_WORDS
+
+    def lengths(self) -> npt.NDArray[np.int64]:
+        """How many words each of its different cells has."""
+        return np.array([sum(1 for _ in _WORDS.split(one)) for one in self.counts], dtype=np.int64)
 
     def sorted_words(self) -> list[str]:
         """The distinct words, whole numbers first in their order."""

@@ -16,6 +16,7 @@ from sordino.data.encode import Arrays, check_invalid, encode_arrays, encode_tab
 from sordino.data.federation import Federation
 from sordino.data.read import read_by
 from sordino.data.schema import Schema, array_schema, parse_schema, plain_schema, word
+from sordino.data.tokens import with_word_lists
 from sordino.errors import BadInput
 
 TABLES = ("csv", "csv.gz", "parquet", "xlsx")
@@ -75,11 +76,12 @@ def from_arrays(
     """One client per pair (x, y). ``classes`` declares the labels (or how many: 0, 1, …); values stay as they are.
 
     Further options: ``central``, as in ``Dataset.partition``; ``name``, what the whole is called; ``units``, for each
-    client an array that says whose each record is, with ``unit_records`` and ``unit_name`` (``Dataset.by_unit``).
+    client an array that says whose each record is, with ``unit_records`` and ``unit_name`` (``Dataset.by_unit``);
+    ``tokens``: entries of x are ids of a tokenizer of your own, 0 … tokens − 1, where 0 is padding.
     """
     check_invalid(invalid)
     whose, about = options.pop("units", None), [options.pop(key, None) for key in ("unit_records", "unit_name")]
-    schema = array_schema(task, classes)
+    schema = array_schema(task, classes, options.pop("tokens", None))
     called = list(names) if names is not None else client_names(len(clients))
     if len(called) != len(clients):
         raise BadInput(f"{len(called)} names for {len(clients)} clients: give one each")
@@ -124,7 +126,7 @@ def load_folder(
     """All records of a folder with a file per client, and who owns which; ``also``: columns to keep as words."""
     check_invalid(invalid)
     files = client_files(path, tell=True)
-    raw = schema if schema is not None else schema_beside(path)
+    raw = with_word_lists(schema, Path()) if schema is not None else schema_beside(path)
     parsed = parse_schema(raw)
     read = [_read_client(file, parsed, invalid) for file in files]
     name = path.resolve().name if path.is_dir() else path.stem
@@ -220,7 +222,7 @@ def schema_beside(path: Path) -> Mapping[str, Any]:
         ) from None
     except tomllib.TOMLDecodeError as error:
         raise BadInput(f"{file} is no valid TOML: {error}") from None
-    return dict(content.get("data", {}).get("schema", content))
+    return with_word_lists(content.get("data", {}).get("schema", content), file.parent)
 
 
 def _read_client(file: Path, schema: Schema, invalid: str) -> tuple[Arrays, list[str] | None]:
@@ -293,5 +295,6 @@ def _together(
     classes = None if schema.classes is None else len(schema.classes)
     owners = np.repeat(np.arange(len(xs)), [len(x) for x in xs])
     return Dataset(
-        name, x, y, schema.task, classes, valid, owners=owners, names=tuple(names), source=source, ranged=schema.ranged
-    )
+        name, x, y, schema.task, classes, valid, owners=owners, names=tuple(names), source=source,
+        ranged=schema.ranged, tokens=schema.tokens,
+    )  # fmt: skip

@@ -3,8 +3,8 @@
 Nothing is learnt from records. A number v in a column declared [low, high] is clipped to that range and becomes
 u = (v − low)/(high − low), or with "log" u = ln(1 + v − low)/ln(1 + high − low); scale "unit" keeps u in [0, 1], scale
 "signed" gives 2u − 1 in [−1, 1]. A categorical column becomes one 0/1 column per declared value and one more, "other",
-for anything else. A class label becomes its place in the declared list, or the answer to a declared question
-(``data.target``); a regression target is scaled like a number.
+for anything else. A text column becomes the ids of its tokens (``data.tokens``). A class label becomes its place in the
+declared list, or the answer to a declared question (``data.target``); a regression target is scaled like a number.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sordino.data.target import Rule, grouped, split_target
+from sordino.data.tokens import MOST_IDS, Layout, Tokenizer, parse_tokenizer
 from sordino.data.units import UNIT_NAME, UNIT_RECORDS, check_unit_name, check_unit_records
 from sordino.errors import BadInput
 
@@ -31,7 +32,7 @@ MOST_COLUMNS = 100_000
 
 _KEYS = {
     "target", "task", "classes", "range", "numeric", "categorical", "fill", "missing", "scale", "delimiter", "values",
-    "unit", "unit_records", "unit_name", "header", "columns", "positive",
+    "unit", "unit_records", "unit_name", "header", "columns", "positive", "text", "tokens",
 }  # fmt: skip
 
 
@@ -83,6 +84,10 @@ class Schema:
         Words and numbers that mean "no value"; an empty cell and NaN always do.
     values
         For NPZ files, the range of the entries of ``x``; None leaves them as they are.
+    text
+        Declared tokenizers by column. A record is then a row of whole numbers, the ids of ``data.tokens``.
+    ids
+        For NPZ files whose ``x`` has token ids already: how many different ones there are. None: numbers.
     unit, unit_records, unit_name
         The column (of NPZ files, the array) that says whose a record is, which makes that unit what is protected; how
         many records of a unit count at most; the word for a unit. None: every record is a unit.
@@ -99,6 +104,8 @@ class Schema:
     scale: str = "unit"
     delimiter: str | None = None
     values: Interval | None = None
+    text: dict[str, Tokenizer] = field(default_factory=dict)
+    ids: int | None = None
     rule: Rule | None = None
     names: tuple[str, ...] | None = None
     unit: str | None = None
@@ -108,6 +115,8 @@ class Schema:
     @property
     def features(self) -> tuple[str, ...]:
         """The names of the columns of x, in order."""
+        if self.layout is not None:
+            return self.layout.features
         hot = [f"{column}={value}" for column, values in self.categorical.items() for value in (*values, "other")]
         return (*self.numeric, *hot)
 
@@ -115,19 +124,34 @@ class Schema:
     def ranged(self) -> tuple[int, float, float] | None:
         """How many of the first columns of x are numbers in a declared range, and the range they are scaled to."""
         low = 0.0 if self.scale == "unit" else -1.0
-        return (len(self.numeric), low, 1.0) if self.features else None
+        return (len(self.numeric), low, 1.0) if self.features and not self.text else None
+
+    @property
+    def layout(self) -> Layout | None:
+        """Where columns lie in a record of token ids; None where records are numbers."""
+        return Layout(self.text, tuple(self.numeric), self.categorical) if self.text else None
+
+    @property
+    def tokens(self) -> int | None:
+        """How many different ids records are made of, padding and unknown included; None where they are numbers."""
+        return self.ids if self.layout is None else self.layout.tokens
+
+    @property
+    def encoded(self) -> tuple[str, ...]:
+        """The columns that records are encoded from."""
+        return (*self.numeric, *self.categorical, *self.text)
 
     @property
     def columns(self) -> tuple[str, ...]:
         """The columns of a file that are read at all."""
-        whose = () if self.unit is None or self.unit in (*self.numeric, *self.categorical) else (self.unit,)
-        return (*self.numeric, *self.categorical, self.target, *whose)
+        whose = () if self.unit is None or self.unit in self.encoded else (self.unit,)
+        return (*self.encoded, self.target, *whose)
 
 
 def parse_schema(raw: Mapping[str, Any]) -> Schema:
     """The schema in a plain table (as in a study file), or an error that names the key and the remedy."""
     if not isinstance(raw, Mapping):
-        raise BadInput(f"data.schema is {raw!r}: it is a table with target, task, classes, numeric, categorical")
+        raise BadInput(f"data.schema is {raw!r}: it is a table with target, task, classes, numeric, categorical, text")
     for key in sorted(set(raw) - _KEYS):
         raise BadInput(f"data.schema.{key} is unknown: the keys are {', '.join(sorted(_KEYS))}")
     task, scale = raw.get("task", "classification"), raw.get("scale", "unit")
@@ -147,6 +171,8 @@ def parse_schema(raw: Mapping[str, Any]) -> Schema:
         missing=missing_words(raw.get("missing", MISSING), "data.schema.missing"),
         scale=scale,
         values=_interval(raw["values"], "values") if "values" in raw else None,
+        text={str(c): parse_tokenizer(v, str(c)) for c, v in _table(raw, "text").items()},
+        ids=_ids(raw),
         rule=rule,
         **_layout(raw),
         **_unit(raw, target),
@@ -198,6 +224,23 @@ def missing_words(listed: Any, key: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(("", *map(word, listed))))
 
 
+def _ids(raw: Mapping[str, Any]) -> int | None:
+    """How many token ids the arrays of NPZ files are made of."""
+    if "tokens" not in raw:
+        return None
+    for key in ("values", "numeric", "categorical", "text"):
+        if key in raw:
+            raise BadInput(f"data.schema has tokens (NPZ files of token ids) and {key}: keep one of the two")
+    return check_ids(raw["tokens"], "data.schema.tokens")
+
+
+def check_ids(value: Any, key: str) -> int:
+    """How many token ids there are, or an error."""
+    if type(value) is not int or not 2 <= value <= MOST_IDS:
+        raise BadInput(f"{key} is {value!r}: it is how many token ids there are, from 2 to {MOST_IDS}")
+    return value
+
+
 def _unit(raw: Mapping[str, Any], target: str) -> dict[str, Any]:
     """Which column says whose a record is, how many of a unit's records count, and what a unit is called."""
     column = raw.get("unit")
@@ -217,24 +260,29 @@ def _unit(raw: Mapping[str, Any], target: str) -> dict[str, Any]:
     }
 
 
-def array_schema(task: str, classes: int | Sequence[Any] | None) -> Schema:
-    """The schema of arrays that are numbers already: declared labels for classification, and nothing is scaled."""
+def array_schema(task: str, classes: int | Sequence[Any] | None, tokens: int | None = None) -> Schema:
+    """The schema of arrays that are numbers already: declared labels for classification, and nothing is scaled.
+
+    ``tokens``: of arrays of token ids, how many there are.
+    """
     if task not in ("classification", "regression"):
         raise BadInput(f"task is {task!r}: use classification or regression")
     if task == "classification" and classes is None:
         raise BadInput("classes is missing: declare how many classes there are, or list the labels")
-    return Schema("y", task, _values(classes, "classes") if task == "classification" else None)
+    ids = None if tokens is None else check_ids(tokens, "tokens")
+    return Schema("y", task, _values(classes, "classes") if task == "classification" else None, ids=ids)
 
 
 def plain_schema(schema: Schema) -> dict[str, Any]:
     """The table of a schema of arrays that are numbers already; ``known_schema`` reads it."""
-    return {"task": schema.task, **({} if schema.classes is None else {"classes": list(schema.classes)})}
+    classes = {} if schema.classes is None else {"classes": list(schema.classes)}
+    return {"task": schema.task, **classes, **({} if schema.ids is None else {"tokens": schema.ids})}
 
 
 def known_schema(raw: Mapping[str, Any]) -> Schema:
     """The schema in the table of a finished run: of a study file, or of arrays that are numbers already."""
-    if set(raw) <= {"task", "classes"}:
-        return array_schema(str(raw.get("task", "classification")), raw.get("classes"))
+    if set(raw) <= {"task", "classes", "tokens"}:
+        return array_schema(str(raw.get("task", "classification")), raw.get("classes"), raw.get("tokens"))
     return parse_schema(raw)
 
 
@@ -247,7 +295,9 @@ def _check_roles(schema: Schema) -> None:
     """A column has one role, and a fill constant suits its column."""
     for column in schema.columns:
         if schema.columns.count(column) > 1:
-            raise BadInput(f"data.schema gives column {column!r} two roles: use one of numeric, categorical, target")
+            raise BadInput(
+                f"data.schema gives column {column!r} two roles: use one of numeric, categorical, text, target"
+            )
     for column in schema.columns if schema.names else ():
         if column not in (schema.names or ()):
             known = ", ".join(schema.names or ())
@@ -263,8 +313,11 @@ def _check_roles(schema: Schema) -> None:
                     f"{told}, outside the column's range {low:g} … {high:g}: it would be cut to its edge; use a "
                     "constant inside"
                 )
+        elif column in schema.text:
+            if not isinstance(value, str):
+                raise BadInput(f"{told}: a text column needs a text, such as '' for one without words")
         elif column not in schema.categorical:
-            raise BadInput(f"data.schema.fill.{column}: there is no such numeric or categorical column")
+            raise BadInput(f"data.schema.fill.{column}: there is no such numeric, categorical or text column")
         elif word(value) not in schema.categorical[column]:
             raise BadInput(f"{told}: use one of the declared values")
     if schema.delimiter is not None and len(schema.delimiter) != 1:

@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 
 from sordino.data.dataset import Dataset, client_names
 from sordino.data.encode import encode_table
+from sordino.data.federation import Features
 from sordino.data.own import load_folder
 from sordino.data.partitions import generator
 from sordino.data.read import RawTable, read_csv
@@ -28,7 +29,7 @@ from sordino.data.school import read_school
 from sordino.data.sites import read_sited, site_names
 from sordino.errors import BadInput
 
-Labelled = tuple[npt.NDArray[np.float32], npt.NDArray[Any]]
+Labelled = tuple[Features, npt.NDArray[Any]]
 """Features and labels of records."""
 
 # Byte k becomes k/255. A table is several times faster here than converting and multiplying.

@@ -47,8 +47,8 @@ def read_unlabelled(frame: Any, schema: Schema, shape: Sequence[int], id_column:
     Parameters
     ----------
     frame: the path of a CSV, Parquet or NPZ file, a pandas or polars data frame, a pyarrow table, a dict of columns, or
-        an array. An array's columns are the schema's, numeric ones first, where it declares columns; where it declares
-        none, its rows have ``shape``.
+        an array. An array's columns are the schema's, numeric ones first, then categorical and text, where it declares
+        columns; where it declares none, its rows have ``shape``.
     id_column: a column to carry along, such as a patient's number; it is not encoded.
 
     Guarantees
@@ -65,7 +65,7 @@ def read_unlabelled(frame: Any, schema: Schema, shape: Sequence[int], id_column:
         return Unlabelled(*_whole(x, faults, {}))
     ids = None if id_column is None else _ids(found, id_column)
     if schema.features:
-        for name in (*schema.numeric, *schema.categorical):
+        for name in schema.encoded:
             if name not in found.columns:
                 raise BadInput(
                     f"{found.where} has no column {name!r}, which the model was trained with: it has "
@@ -138,11 +138,12 @@ def _text(value: Any) -> str | None:
 
 
 def _named(array: Any, schema: Schema) -> RawTable | Any:
-    """An array's columns under the schema's names, where it has names."""
-    names = (*schema.numeric, *schema.categorical)
+    """An array's columns under the schema's names, where it has names; of one column, a list of cells will do."""
+    names = schema.encoded
     if not names:
         return array
     cells = np.asarray(array)
+    cells = cells[:, None] if cells.ndim == len(names) == 1 else cells
     if cells.ndim != 2 or cells.shape[1] != len(names):
         raise BadInput(
             f"an array of shape {cells.shape} does not hold the schema's columns, {len(names)} of them: "
@@ -192,4 +193,4 @@ def _whole(x: Features, faults: Faults, broken: Mapping[int, str]) -> tuple[Feat
     for number, why in broken.items():
         reasons[number - 1] = why
     bad = np.array([one is not None for one in reasons], dtype=bool)
-    return np.where(bad.reshape(-1, *[1] * (x.ndim - 1)), np.float32(0), x), tuple(reasons)
+    return np.where(bad.reshape(-1, *[1] * (x.ndim - 1)), x.dtype.type(0), x), tuple(reasons)

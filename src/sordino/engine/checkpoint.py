@@ -43,7 +43,8 @@ class Checkpoint:
 
     ``shown``: the weights to evaluate and hand out: the weights themselves, or their average. ``server``: what the
     server carries from round to round. ``clients``: what clients keep, by name a table with a row per client. ``best``:
-    the weights of the best round so far, where a run is to end with those.
+    the weights of the best round so far, where a run is to end with those. ``request``: the hash that the round under
+    way is charged under; it is not kept.
     """
 
     round: int
@@ -54,6 +55,7 @@ class Checkpoint:
     history: list[dict[str, Any]] = field(default_factory=list)
     seconds: float = 0.0
     best: Tensor | None = None
+    request: str = ""
 
     @property
     def chosen(self) -> Tensor:

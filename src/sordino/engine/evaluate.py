@@ -12,11 +12,18 @@ from torch import Tensor
 
 from sordino.client.gradients import Engine
 from sordino.client.rows import Records
+from sordino.engine.sharded import ALONE, Shard
 
 BATCH = 1024
 
 Own = Callable[[int], Tensor]
 """A client's own model, by its place."""
+
+
+def _means(values: NDArray[np.float64], sizes: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Means of consecutive stretches of these sizes; NaN of an empty one."""
+    ends = np.cumsum(sizes)
+    return np.array([values[end - size : end].mean() if size else np.nan for size, end in zip(sizes, ends)])
 
 
 def spread(accuracy: NDArray[np.float64]) -> dict[str, float]:
@@ -68,7 +75,8 @@ def by_budget(
 class Observer:
     """Evaluates weights on every client's test records and on the central test set, in one sweep over the records.
 
-    Clients without test records are judged by their training records.
+    Clients without test records are judged by their training records. Where several processes simulate a run, each
+    looks at the clients of its ``shard`` and at a share of the central test set.
     """
 
     def __init__(
@@ -81,16 +89,19 @@ class Observer:
         central: Records | None,
         classification: bool,
         train: list[NDArray[np.int64]] | None = None,
+        shard: Shard = ALONE,
     ) -> None:
         self.engine = engine
         self.loss = loss
         self.records = records.single
-        valid = np.ones(len(records.y), bool) if records.valid is None else records.valid.cpu().numpy()
-        self.held = [one[valid[one]] for one in held]
-        self.train = [one[valid[one]] for one in train or []]
+        self.held, self.train = held, train or []
+        if records.valid is not None:
+            valid = records.valid.cpu().numpy()
+            self.held, self.train = ([one[valid[one]] for one in part] for part in (self.held, self.train))
         self.shares = sizes / sizes.sum()
         self.central = central
         self.classification = classification
+        self.shard = shard
 
     def look(self, weights: Tensor, own: Own | None = None) -> dict[str, Any]:
         """Accuracy (mean, spread, per client), loss Σ p_i F_i, unfairness Ψ = Σ p_i (F_i − F)², central accuracy.
@@ -109,10 +120,12 @@ class Observer:
         }
         if self.classification:
             found |= spread(accuracy[~np.isnan(accuracy)])
-        if self.central is not None:
-            central_loss, central_hits = self._sweep(weights, self.central, torch.arange(len(self.central.y)))
-            found["central_accuracy"] = float(central_hits.mean()) if self.classification else None
-            found["central_loss"] = float(central_loss.mean())
+        if (central := self.central) is not None:
+            where = torch.arange(len(central.y))[self.shard.rank :: self.shard.size]
+            swept = self.shard.together(lambda: self._sweep(weights, central, where))
+            central_loss, hits = self._added(np.array([one.sum() for one in swept])) / len(central.y)
+            found["central_accuracy"] = float(hits) if self.classification else None
+            found["central_loss"] = float(central_loss)
         return found
 
     def look_back(self, weights: Tensor, own: Own | None = None) -> dict[str, float]:
@@ -144,20 +157,29 @@ class Observer:
         With ``own`` always of the clients' records, each judged by its client's own model.
         """
         if own is not None:
-            where = [(own(i), self.records, torch.from_numpy(one)) for i, one in enumerate(self.held)]
+            mine = self.shard.rows(np.arange(len(self.held))).tolist()
+            part = self.shard.together(
+                lambda: {i: self._outputs(own(i), self.records, torch.from_numpy(self.held[i])) for i in mine}
+            )
+            each = {i: one for some in self.shard.gathered(part) for i, one in some.items()}
+            found = [each[i] for i in range(len(self.held))]
         elif self.central is not None:
-            where = [(weights, self.central, torch.arange(len(self.central.y)))]
+            central, every = self.central, torch.arange(len(self.central.y))
+            found = [self.shard.of_first(lambda: self._outputs(weights, central, every))]
         else:
-            where = [(weights, self.records, torch.from_numpy(np.concatenate(self.held)))]
-        outs, targets = [], []
+            every = torch.from_numpy(np.concatenate(self.held))
+            found = [self.shard.of_first(lambda: self._outputs(weights, self.records, every))]
+        rows = torch.cat([outputs for some in found for outputs, _ in some])
+        return rows.reshape(len(rows), -1).numpy(), torch.cat([y for some in found for _, y in some]).numpy()
+
+    def _outputs(self, weights: Tensor, records: Records, where: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Outputs and targets of these records, batch by batch."""
+        found = []
         with torch.no_grad():
-            for model, records, places in where:
-                for piece in places.split(BATCH):
-                    x, y, _ = records.at(piece.to(records.y.device))
-                    outs.append(self.engine.predict(model, x).double().cpu())
-                    targets.append(y.cpu())
-        rows = torch.cat(outs)
-        return rows.reshape(len(rows), -1).numpy(), torch.cat(targets).numpy()
+            for piece in where.split(BATCH) if len(where) else ():
+                x, y, _ = records.at(piece.to(records.y.device))
+                found.append((self.engine.predict(weights, x).double().cpu(), y.cpu()))
+        return found
 
     def _psi(self, loss: NDArray[np.float64], lists: list[NDArray[np.int64]]) -> tuple[float, float]:
         """F = Σ p_i F_i and Ψ = Σ p_i (F_i − F)², over clients with records; not a number where a loss is none."""
@@ -171,25 +193,41 @@ class Observer:
         self, weights: Tensor, lists: list[NDArray[np.int64]], own: Own | None
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Mean loss and accuracy of every client's records; NaN for a client without any."""
-        if own is None:
-            losses, hits = self._sweep(weights, self.records, torch.from_numpy(np.concatenate(lists)))
-        else:
-            each = [self._sweep(own(i), self.records, torch.from_numpy(one)) for i, one in enumerate(lists)]
-            losses, hits = (np.concatenate(part) for part in zip(*each))
-        ends = np.cumsum([len(one) for one in lists])[:-1]
-        loss = np.array([one.mean() if len(one) else np.nan for one in np.split(losses, ends)])
-        return loss, np.array([one.mean() if len(one) else np.nan for one in np.split(hits, ends)])
+        mine = self.shard.rows(np.arange(len(lists)))
+        sizes = np.array([len(lists[i]) for i in mine], dtype=np.int64)
+
+        def swept() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+            if own is None:
+                where = np.concatenate([np.zeros(0, dtype=np.int64), *(lists[i] for i in mine)])
+                return self._sweep(weights, self.records, torch.from_numpy(where))
+            each = [self._sweep(own(i), self.records, torch.from_numpy(lists[i])) for i in mine.tolist()]
+            losses, hits = zip(*each) if each else ([np.zeros(0)], [np.zeros(0)])
+            return np.concatenate(losses), np.concatenate(hits)
+
+        found = np.zeros((2, len(lists)))
+        for place, values in enumerate(self.shard.together(swept)):
+            found[place, mine] = _means(values, sizes)
+        loss, accuracy = self._added(found)
+        return loss, accuracy
+
+    def _added(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Σ over processes; what is not a number stays so."""
+        if self.shard.size == 1:
+            return values
+        total = self.shard.summed(torch.from_numpy(values).to(self.records.y.device))
+        return np.asarray(total.cpu().numpy())
 
     def _sweep(
         self, weights: Tensor, records: Records, where: Tensor
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        losses, hits = [], []
+        # In place: small arrays left between large ones would keep the latter's memory from being used again.
+        losses, hits = np.zeros(len(where)), np.zeros(len(where))
         with torch.no_grad():
-            for piece in where.split(BATCH):
-                x, y, _ = records.at(piece.to(records.y.device))
+            for start in range(0, len(where), BATCH):
+                part = slice(start, start + BATCH)
+                x, y, _ = records.at(where[part].to(records.y.device))
                 out = self.engine.predict(weights, x)
-                losses.append(self.loss(out, y).double().cpu())
-                hits.append((out.argmax(-1) == y).double().cpu() if self.classification else torch.zeros(len(y)))
-        if not losses:
-            return np.zeros(0), np.zeros(0)
-        return torch.cat(losses).numpy(), torch.cat(hits).double().numpy()
+                losses[part] = self.loss(out, y).double().cpu().numpy()
+                if self.classification:
+                    hits[part] = (out.argmax(-1) == y).cpu().numpy()
+        return losses, hits

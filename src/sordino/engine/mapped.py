@@ -62,7 +62,7 @@ def pages_of(array: NDArray[np.generic]) -> Pages | None:
 
 
 def make_records(
-    x: NDArray[np.float32],
+    x: NDArray[np.float32] | NDArray[np.int64],
     y: NDArray[np.generic],
     valid: NDArray[np.bool_],
     device: torch.device,

@@ -22,7 +22,8 @@ from sordino.methods import Ask, Plan
 from sordino.methods.selection import Candidates
 from sordino.privacy.gate import Terms
 from sordino.server.columns import inverse_weights
-from sordino.server.facts import Array, Facts, Layout, ServerState
+from sordino.server.facts import Array, Facts, Layout, Outcome, ServerState
+from sordino.server.rule import Call
 from sordino.server.select import Round
 from sordino.server.summed import Summed
 
@@ -245,11 +246,34 @@ def close_round(
     uploads: dict[str, Any],
 ) -> dict[str, Any]:
     """Combine the uploads of those who answered, step, and say what to show of the round. Changes ``state``."""
+    got = receive(course, state, number, called, terms, sent, heard, uploads)
+    return advance(got, state, None if got.call is None else course.plan.rule(*got.call))
+
+
+@dataclass(frozen=True)
+class Received:
+    """A round whose uploads are there: what its rule is called with, None where nobody sent any."""
+
+    course: Course
+    number: int
+    called: Round
+    call: Call | None
+
+
+def receive(
+    course: Course,
+    state: Checkpoint,
+    number: int,
+    called: Round,
+    terms: list[Terms],
+    sent: Broadcast,
+    heard: Heard,
+    uploads: dict[str, Any],
+) -> Received:
+    """Take what came: steps are booked, and questions of the step concluded. Changes ``state``."""
     plan, method = course.plan, course.plan.method
-    record: dict[str, Any] = {"round": number, "participants": [plan.clients[i].name for i in called.clients]}
     if not uploads:
-        few = "no client" if plan.sharing is None else f"fewer clients than the {plan.sharing.needed} that share noise"
-        return record | {"note": f"{few} could pay for this round"}
+        return Received(course, number, called, None)
     asked = {one.question.what for one in method.ask}
     if "update" not in uploads:  # nobody sent a whole one
         uploads = {**uploads, "update": state.weights.new_zeros(len(called.clients), len(state.weights))}
@@ -272,7 +296,17 @@ def close_round(
     if total is not None and isinstance(updates, Tensor):
         total.add(np.arange(len(updates)), updates)
         updates = total
-    outcome = rule(updates, about, state.server.rule)
+    return Received(course, number, called, Call(updates, about, state.server.rule))
+
+
+def advance(got: Received, state: Checkpoint, outcome: Outcome | None) -> dict[str, Any]:
+    """Step by what the rule made of the round, and say what to show of it. Changes ``state``."""
+    course, number, called = got.course, got.number, got.called
+    plan, method = course.plan, course.plan.method
+    record: dict[str, Any] = {"round": number, "participants": [plan.clients[i].name for i in called.clients]}
+    if got.call is None or outcome is None:
+        few = "no client" if plan.sharing is None else f"fewer clients than the {plan.sharing.needed} that share noise"
+        return record | {"note": f"{few} could pay for this round"}
     steps = state.server.next_steps if outcome.next_steps is None else outcome.next_steps
     state.server = replace(state.server.told(outcome.told), rule=outcome.memory, next_steps=steps)
     delta = _steered(plan, state, outcome.delta, number)
@@ -287,7 +321,7 @@ def close_round(
         counted = np.bincount(called.clients, outcome.weights, minlength=len(plan.clients))
         record["weights"] = {plan.clients[i].name: float(counted[i]) for i in dict.fromkeys(called.clients.tolist())}
         if course.oracle and is_time(plan, number):
-            record |= weighed(about, outcome.weights, [c.name for c in plan.clients], {})
+            record |= weighed(got.call.facts, outcome.weights, [c.name for c in plan.clients], {})
     return record | ({"diagnostics": outcome.diagnostics} if outcome.diagnostics else {})
 
 
@@ -377,7 +411,7 @@ def facts(
         each=sent.each,
         layout=course.layout,
         round=number,
-        rounds=plan.schedule.rounds,
+        rounds=plan.training.rounds if plan.method.aggregate.goes_on else plan.schedule.rounds,
         population=len(plan.clients),
         records=int(plan.population.sizes.sum()),
         lr=plan.training.lr,

@@ -19,6 +19,7 @@ from sordino.client.rows import Records
 from sordino.client.score import score
 from sordino.engine.checkpoint import Checkpoint
 from sordino.engine.scored import edge, told
+from sordino.engine.sharded import ALONE, Shard
 from sordino.methods import Plan
 from sordino.methods.evaluation import Judging
 from sordino.privacy.gate import Gate, fingerprint
@@ -31,7 +32,10 @@ BATCH = 1024
 
 @dataclass(frozen=True)
 class Scoring:
-    """Who is judged on which held-out records; ``payable``: how many evaluations each account pays for."""
+    """Who is judged on which held-out records; ``payable``: how many evaluations each account pays for.
+
+    Where several processes simulate a run, each judges the clients of its ``shard``.
+    """
 
     plan: Plan
     judging: Judging
@@ -39,6 +43,7 @@ class Scoring:
     engine: Engine
     gate: Gate
     payable: Mapping[str, int]
+    shard: Shard = ALONE
 
     def look(
         self, state: Checkpoint, records: Records, key: str, own: Callable[[int], Tensor] | None = None
@@ -48,16 +53,25 @@ class Scoring:
         names = [client.name for client in self.plan.clients]
         asked = [i for i in self.judging.who if self.payable.get(names[i] + HELD, self.judging.times) > done]
         turns = [Turn(names[i] + HELD, state.round, 0, key) for i in asked]
-        request = fingerprint(state.shown, state.round) if self.gate.private else ""
+        # Under what its round opened with, which a repeated round has to the last bit; else by the model itself.
+        request = (state.request or fingerprint(state.shown, state.round)) if self.gate.private else ""
         permit = self.gate.grant(turns, [self.judging.terms[i] for i in asked], request)
-        released: dict[int, dict[str, Release]] = {}
-        for row, i in enumerate(asked):
-            held = records.only(torch.from_numpy(self.held[i]).to(records.y.device))
-            weights = state.shown if own is None else own(i)
-            with torch.no_grad():
-                outputs = torch.cat([self.engine.predict(weights, piece) for piece in held.x.split(BATCH)])
-            released[i] = score(outputs, held, held.valid, self.judging.cells, permit.split([row]), self.gate)
-        values = {i: {part: one.value for part, one in parts.items()} for i, parts in released.items()}
+
+        def released() -> dict[int, dict[str, Release]]:
+            found = {}
+            for row in self.shard.rows(np.array(asked, dtype=np.int64)).tolist():
+                held = records.only(torch.from_numpy(self.held[asked[row]]).to(records.y.device))
+                weights = state.shown if own is None else own(asked[row])
+                with torch.no_grad():
+                    outputs = torch.cat([self.engine.predict(weights, piece) for piece in held.x.split(BATCH)])
+                part = permit.split([row])
+                found[asked[row]] = score(outputs, held, held.valid, self.judging.cells, part, self.gate)
+            return found
+
+        here = self.shard.together(released)
+        mine = {i: {part: one.value for part, one in parts.items()} for i, parts in here.items()}
+        every = {i: parts for some in self.shard.gathered(mine) for i, parts in some.items()}
+        values = {i: every[i] for i in asked}
         rows = told(self.plan, self.judging, values, state.round, done + 1)
         chosen = edge(self.plan, self.judging, values, state.round)
         return {"evaluation": rows, **({} if chosen is None else {"threshold": chosen})}

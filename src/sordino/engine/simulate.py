@@ -23,7 +23,7 @@ from sordino.engine.clipping import watch_clipping
 from sordino.engine.evaluate import Observer
 from sordino.engine.mapped import Table
 from sordino.engine.scoring import Scoring
-from sordino.engine.sharded import Shard
+from sordino.engine.sharded import ALONE, Shard
 from sordino.errors import SordinoError
 from sordino.methods.asking import Ask
 from sordino.methods.plan import Plan
@@ -31,6 +31,7 @@ from sordino.privacy.drawing import Members, draw_batches, draws_of
 from sordino.privacy.gate import Gate, Permit, Terms, fingerprint
 from sordino.privacy.generators import Batches, Keyed, Turn
 from sordino.privacy.types import Release
+from sordino.server.facts import Outcome, ServerState
 from sordino.server.running import Running
 from sordino.server.select import Round
 from sordino.server.summed import Summed
@@ -69,7 +70,7 @@ class Setup:
     """How many turns each client's ledger can pay; a client that is not listed pays all of them."""
     spending: Callable[[Index], dict[str, float] | None] = lambda turns: None
     """From the turns each client has taken: what to show of the ε spent so far."""
-    shard: Shard | None = None
+    shard: Shard = ALONE
     """This process's share, where several simulate one run together."""
     scoring: Scoring | None = None
     """How the run is judged on held-out records, as a deployment would be; None where it is not."""
@@ -106,6 +107,7 @@ def simulate(setup: Setup, state: Checkpoint) -> Iterator[Checkpoint]:
 
     It ends early when nobody can pay for another turn.
     """
+    know_sizes(setup, state)
     taken = rounds.turns_taken(setup.plan, state.history)
     for number in range(state.round + 1, setup.plan.schedule.rounds + 1):
         if is_over(setup, state, number, taken):
@@ -162,8 +164,14 @@ class Opened:
 
 
 def open_round(setup: Setup, state: Checkpoint, number: int, taken: Index) -> Opened:
-    """Ask, choose, charge. Nobody's turn has begun."""
+    """Ask, choose, charge. Nobody's turn has begun.
+
+    All that a round releases is charged under what it opened with: what follows from answers is known up to rounding
+    only, and a round that is repeated, perhaps by another number of processes or threads, is the same release.
+    """
     plan = setup.plan
+    opening = rounds.broadcast(plan, state.server).fingerprint_parts()
+    state.request = fingerprint(state.weights, number, *opening) if setup.gate.private else ""  # of charges only
     left = rounds.turns_left(plan, setup.payable) - taken
     called = rounds.who_can_pay(plan, state.server, left, plan.schedule.round(number))
     own = rounds.own_questions(plan) if len(called.clients) else []
@@ -189,10 +197,29 @@ def open_round(setup: Setup, state: Checkpoint, number: int, taken: Index) -> Op
 
 
 def close_round(setup: Setup, state: Checkpoint, opened: Opened, uploads: dict[str, Any]) -> dict[str, Any]:
-    """Combine the uploads, step, and say what to show of the round."""
+    """Combine the uploads, step, and say what to show of the round: in the first process, whose state is all's."""
+
+    def closed() -> tuple[dict[str, Any], Tensor, Tensor, ServerState]:
+        got, seen = receive(setup, state, opened, uploads)
+        record = advance(got, seen, state, None if got.call is None else setup.plan.rule(*got.call))
+        return record, state.weights, state.shown, state.server
+
+    record, state.weights, state.shown, state.server = setup.shard.of_first(closed, state.weights.device)
+    return record
+
+
+def receive(
+    setup: Setup, state: Checkpoint, opened: Opened, uploads: dict[str, Any]
+) -> tuple[rounds.Received, dict[str, Any]]:
+    """A round whose uploads are there, not yet combined, and what an observer sees of its clipping."""
     seen = _clipping(setup, state, opened) if uploads else {}
-    terms, called = opened.permit.terms, opened.called
-    closed = rounds.close_round(setup.course, state, opened.number, called, terms, opened.sent, opened.heard, uploads)
+    told = opened.permit.terms, opened.sent, opened.heard, uploads
+    return rounds.receive(setup.course, state, opened.number, opened.called, *told), seen
+
+
+def advance(got: rounds.Received, seen: dict[str, Any], state: Checkpoint, outcome: Outcome | None) -> dict[str, Any]:
+    """Step by what the rule made of the round, and say what to show of it."""
+    closed = rounds.advance(got, state, outcome)
     if "observer" in closed and "observer" in seen:
         seen["observer"] |= closed["observer"]
     return closed | seen
@@ -204,20 +231,28 @@ def _ask(setup: Setup, state: Checkpoint, number: int, called: Round, ask: Ask, 
     start = Release.public(state.weights, "weights from the server")
     count = len(permit.terms)
     chunked = list(_own_chunks(setup, called.clients, permit.terms))
-    heard = []
-    for rows in chunked:
+
+    def ask_chunk(rows: Index) -> Tensor:
         part = permit.split(rows)
         drawn = draw_rows(setup, called.clients[rows], part)
         told = sent.told(called.clients[rows])
-        heard.append(answer(setup.work, ask.question, drawn, start, told, part, setup.gate).value[:, 0])
+        found: Tensor = answer(setup.work, ask.question, drawn, start, told, part, setup.gate).value[:, 0]
+        return found
+
+    heard = setup.shard.together(lambda: [ask_chunk(rows) for rows in chunked])
     if len(chunked) == 1 and np.array_equal(chunked[0], np.arange(count)):
         answers = heard[0]
     else:
         answers = torch.zeros(count, device=state.weights.device)
         for rows, values in zip(chunked, heard):
             answers[rows] = values
-    answers = answers if setup.shard is None else setup.shard.summed(answers)
-    rounds.conclude(setup.course, state, number, called, ask, answers, sent)
+    answers = setup.shard.summed(answers)
+
+    def concluded() -> ServerState:
+        rounds.conclude(setup.course, state, number, called, ask, answers, sent)
+        return state.server
+
+    state.server = setup.shard.of_first(concluded, state.weights.device)
     return answers
 
 
@@ -227,6 +262,14 @@ def _turns(setup: Setup, state: Checkpoint, opened: Opened) -> dict[str, Any]:
     facts = rounds.facts(setup.course, opened.called, opened.number, opened.sent, opened.permit.terms)
     added = rounds.summed_up(setup.course, facts) or Running.of(setup.plan.rule, facts, setup.work.engine.dimension)
     uploads: dict[str, Any] = {} if added is None else {"update": added}
+    setup.shard.together(lambda: _take_turns(setup, state, opened, start, uploads))
+    if state.weights.is_cuda:
+        _draw_ahead(setup, opened)
+    return setup.shard.joined(uploads, len(opened.permit.terms), state.weights)
+
+
+def _take_turns(setup: Setup, state: Checkpoint, opened: Opened, start: Release, uploads: dict[str, Any]) -> None:
+    """The turns of this process's rows; their uploads are put where they belong, and what clients keep is kept."""
     left: list[Left] = []
     twice = len(np.unique(opened.called.clients)) < len(opened.called.clients)
     for rows in _own_chunks(setup, opened.called.clients, opened.permit.terms):
@@ -238,9 +281,6 @@ def _turns(setup: Setup, state: Checkpoint, opened: Opened) -> dict[str, Any]:
             state.keep(left)
             left = []
     state.keep(left)
-    if state.weights.is_cuda:
-        _draw_ahead(setup, opened)
-    return uploads if setup.shard is None else setup.shard.joined(uploads, len(opened.permit.terms), state.weights)
 
 
 def _draw_ahead(setup: Setup, opened: Opened) -> None:
@@ -259,7 +299,7 @@ def _draw_ahead(setup: Setup, opened: Opened) -> None:
 
 def _own_chunks(setup: Setup, clients: Index, terms: list[Terms]) -> Iterator[Index]:
     """The chunks of the rows that this process takes: all of them, or its share."""
-    own = np.arange(len(terms)) if setup.shard is None else setup.shard.rows(clients)
+    own = setup.shard.rows(clients)
     for rows in chunks(setup.work, [terms[i] for i in own]):
         yield own[rows]
 
@@ -286,9 +326,7 @@ def _grant(setup: Setup, state: Checkpoint, number: int, called: Round, each: Se
     """Charge everyone called for all of these, in one transaction; a permit for each."""
     names = [setup.plan.clients[i].name for i in called.clients]
     turns = [Turn(name, number, int(copy), setup.key) for name, copy in zip(names, called.copies)]
-    sent = rounds.broadcast(setup.plan, state.server).fingerprint_parts()
-    request = fingerprint(state.weights, number, *sent) if setup.gate.private else ""  # only charges are compared
-    granted = setup.gate.grant(turns * len(each), [one for terms in each for one in terms], request)
+    granted = setup.gate.grant(turns * len(each), [one for terms in each for one in terms], state.request)
     count = len(turns)
     return [granted.split(range(place * count, (place + 1) * count)) for place in range(len(each))]
 
@@ -313,6 +351,18 @@ def _chunk(
         from sordino.engine.debug import explain  # which looks through this module's loop
 
         raise SordinoError(explain(setup, state, clients, permit, sent, error)) from error
+
+
+def know_sizes(setup: Setup, state: Checkpoint) -> None:
+    """Let the engine find out what a record takes before rows are stacked by it, and not in the first round.
+
+    The first round would be cut into other stacks than the next ones, and a run that goes on would round otherwise than
+    one that was never stopped.
+    """
+    work, where = setup.work, setup.records.y.device
+    if work.stack and work.alone is None and len(setup.records):
+        x, y, _ = work.seen(setup.records.at(torch.zeros(1, dtype=torch.long, device=where)), 1, 0)
+        work.engine.settle(state.weights, x, y)
 
 
 def chunks(work: Work, terms: list[Terms]) -> Iterator[Index]:

@@ -8,7 +8,7 @@ its own ledger, key, state and result, and ends as it would have ended alone.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -24,16 +24,20 @@ from sordino.engine.seat import Seat
 from sordino.engine.simulate import (
     Index,
     Setup,
+    advance,
     chunks,
-    close_round,
     is_over,
+    know_sizes,
     look,
     open_round,
+    receive,
 )
 from sordino.errors import BadInput, CannotStack, Diverged
 from sordino.methods.identity import identity
 from sordino.privacy.gate import Permit
 from sordino.privacy.types import Release
+from sordino.server.facts import Outcome
+from sordino.server.rule import combine_rounds
 
 
 def simulate_together(
@@ -45,6 +49,7 @@ def simulate_together(
     """
     _check(setups)
     records, first = _pool([one.records for one in setups])
+    know_sizes(setups[0], states[0])
     rules = [_rules(one.work) for one in setups]
     taken = [rounds.turns_taken(setup.plan, state.history) for setup, state in zip(setups, states)]
     for i, state in enumerate(states):
@@ -61,9 +66,11 @@ def simulate_together(
             for place in range(len(one.called.clients))
         ]
         uploads = _turns(seats, records)
+        got = {i: receive(setups[i], states[i], opened[i], uploads.pop(i, {})) for i in live}
+        outcomes = _combined({i: one for i, (one, _) in got.items()})
         for i in live:
             try:
-                record = close_round(setups[i], states[i], opened[i], uploads.get(i, {}))
+                record = advance(*got.pop(i), states[i], outcomes.pop(i, None))
             except Diverged as error:
                 lost[i] = error
                 continue
@@ -74,6 +81,12 @@ def simulate_together(
             states[i].seconds += spent
         if live:
             yield number
+
+
+def _combined(got: Mapping[int, rounds.Received]) -> dict[int, Outcome]:
+    """What the runs' rules make of the round, those of one kind at once; nothing where nobody sent anything."""
+    calls = {i: one.call for i, one in got.items() if one.call is not None}
+    return dict(zip(calls, combine_rounds([got[i].course.plan.rule for i in calls], list(calls.values()))))
 
 
 def _rules(work: Work) -> Hashable:

@@ -120,7 +120,8 @@ class Method:
 
     def describe(self) -> dict[str, str]:
         """Its parts by name, for plans and reports."""
-        strictest = ", strictest budget" if self.calibrate.strictest else ""
+        how = ", strictest budget" if self.calibrate.strictest else ""
+        how += "" if self.calibrate.shares == "limit" else ", shares by the accountant"
         return {
             "select": self.select.name,
             "ask": ", ".join(map(str, self.ask)) or "nothing",
@@ -128,5 +129,5 @@ class Method:
             "clip": self.clip.name if self.private else "none",
             "aggregate": self.aggregate.name,
             "server": self.server.name,
-            "calibrate": self.calibrate.by + strictest if self.private else "none",
+            "calibrate": self.calibrate.by + how if self.private else "none",
         }

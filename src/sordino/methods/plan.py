@@ -23,13 +23,14 @@ from sordino.methods.selection import Setting
 from sordino.methods.sharing import Sharing
 from sordino.methods.training import Population, Training
 from sordino.privacy.accounting import calibrate_events, composed_epsilon, split
+from sordino.privacy.accounting.cumulant import gaussian_epsilon, gaussian_mu
 from sordino.privacy.accounting.published import wor_phase_scales
 from sordino.privacy.gate import Terms
 from sordino.privacy.levels import Levels, present
 from sordino.privacy.trust import NOBODY_TRUSTED, Trust
 from sordino.privacy.types import Budget, Event, Sampling
 from sordino.server.rule import Aggregate
-from sordino.server.select import Schedule, redraw, without
+from sordino.server.select import Schedule, everyone, redraw, without
 from sordino.server.summed import summed
 
 
@@ -254,7 +255,22 @@ def make_plan(
         adaptive = method.aggregate.sets_steps
         clients.append(ClientPlan(name, int(n), budget, int(turns[i]), *parts, math.inf, adaptive, asked))
     planned = tuple(_planned(method, clients))
+    if method.aggregate.goes_on:
+        schedule = _until_spent(method, schedule, int(steps.max()))
     return Plan(method, training, population, schedule, planned, sharing=sharing)
+
+
+def _until_spent(method: Method, schedule: Schedule, steps: int) -> Schedule:
+    """As many rounds as all planned steps are at one a round, which is the least that a round takes.
+
+    Noise stays calibrated for the rounds that were asked for: every client's total of steps does not change (R6).
+    """
+    if schedule.probabilities is not None or schedule.caps is not None or any(one.batch == "own" for one in method.ask):
+        raise BadInput(
+            f"{method.aggregate.name} with whole_budget needs every client in every round and no question with a batch "
+            "of its own: how often clients are drawn or asked would not be known before training"
+        )
+    return everyone(schedule.clients, schedule.rounds * steps)
 
 
 def _turns(schedule: Schedule, headroom: float) -> NDArray[np.int64]:
@@ -317,6 +333,8 @@ def _noises(
         targets = [replace(b, epsilon=least) for b in budgets]
         levels = [tuple(replace(one, budget=replace(one.budget, epsilon=least)) for one in own) for own in levels]
     several = [i for i, own in enumerate(levels) if own]
+    if several and method.calibrate.shares != "limit":
+        raise BadInput("calibrate.shares = 'accountant' is not there for clients with levels of consent: leave it out")
     for i, own in zip(
         several, calibrated([shapes[i] for i in several], [levels[i] for i in several], method.calibrate.accountant)
     ):
@@ -334,8 +352,35 @@ def _plain_noises(
     templates = [[t.event.times(t.count * max(1, count)) for t, count in shape] for shape in shapes]
     if method.calibrate.by == "wor-paper":
         return _phase_by_phase(shapes, templates, targets)
+    factors = np.ones((len(templates), 1 + sum(one.batch == "own" for one in method.ask)))
+    if method.calibrate.shares == "accountant":
+        factors = _alone(method, templates, targets)
+        templates = [
+            [replace(e, noise=e.noise * f) for e, f in zip(own, f_own)] for own, f_own in zip(templates, factors)
+        ]
     scales = calibrate_events(templates, targets, accountant=method.calibrate.accountant)
-    return [[[z * s for _, z in t.parts] for t, _ in shape] for shape, s in zip(shapes, scales.tolist())]
+    return [
+        [[z * f * s for _, z in t.parts] for (t, _), f in zip(shape, own)]
+        for shape, own, s in zip(shapes, factors.tolist(), scales.tolist())
+    ]
+
+
+def _alone(method: Method, templates: list[list[Event]], targets: list[Budget]) -> NDArray[np.float64]:
+    """By client and kind of release: the factor with which this kind alone costs its share of μ²; 1 where ε = ∞.
+
+    A budget (ε, δ) is that of a Gaussian with some μ. The kind with share s alone is to cost what one with √s·μ does.
+    """
+    own = [one.share for one in method.ask if one.batch == "own"]
+    found = np.ones((len(templates), 1 + len(own)))
+    bound = [i for i, budget in enumerate(targets) if math.isfinite(budget.epsilon)]
+    epsilons, deltas = (np.array([getattr(targets[i], key) for i in bound]) for key in ("epsilon", "delta"))
+    mu = gaussian_mu(epsilons, deltas)
+    for kind, share in enumerate((1 - sum(own), *own)):
+        costs = gaussian_epsilon(math.sqrt(share) * mu, deltas)
+        aims = [replace(targets[i], epsilon=float(cost)) for i, cost in zip(bound, costs)]
+        each = [[templates[i][kind]] for i in bound]
+        found[bound, kind] = calibrate_events(each, aims, accountant=method.calibrate.accountant)
+    return found
 
 
 def _phase_by_phase(

@@ -136,8 +136,8 @@ def _part(part: str, choice: Any, modules: Collection[str] | None) -> Any:
     return _called(f"method.{part} = {name!r}", made, options)
 
 
-def _calibrate(name: str = "tight", strictest: bool = False) -> Calibrate:
-    return Calibrate(name, strictest)
+def _calibrate(name: str = "tight", strictest: bool = False, shares: str = "limit") -> Calibrate:
+    return Calibrate(name, strictest, shares)
 
 
 def _called(where: str, factory: Callable[..., Any], options: Mapping[str, Any]) -> Any:

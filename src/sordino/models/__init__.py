@@ -4,12 +4,13 @@ from sordino.models.features import check_features, extractor
 from sordino.models.fixed import Features, apply_fixed, digest, one_by_one, split_fixed
 from sordino.models.isolation import (
     check,
+    dtype_of,
     isolated,
     private_ready,
     refuse_batch_statistics,
-    refuse_tied_weights,
     why_not_isolated,
 )
+from sordino.models.lora import has_adapters, lora, merged
 from sordino.models.usual import reach, usual, weight_size
 from sordino.models.zoo import build, check_spec, names
 
@@ -21,14 +22,17 @@ __all__ = [
     "check_features",
     "check_spec",
     "digest",
+    "dtype_of",
     "extractor",
+    "has_adapters",
     "isolated",
+    "lora",
+    "merged",
     "names",
     "one_by_one",
     "private_ready",
     "reach",
     "refuse_batch_statistics",
-    "refuse_tied_weights",
     "split_fixed",
     "usual",
     "weight_size",

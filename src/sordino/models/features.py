@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from sordino.errors import BadInput
 from sordino.made import imported
 from sordino.models.fixed import Features, FixedFeatures
-from sordino.models.isolation import OneByOne, isolated
+from sordino.models.isolation import OneByOne, dtype_of, isolated
 from sordino.models.scatter import Intercept, UnitLength, features_of, scattered
 
 Shape = tuple[int, ...]
@@ -206,10 +206,15 @@ def parsed(spec: Spec) -> tuple[str, dict[str, Any]]:
     return name, options
 
 
-def make_features(spec: Spec, shape: Shape) -> Features:
-    """The fixed map that a study names, for records of a shape."""
+def make_features(spec: Spec, shape: Shape, tokens: int | None = None) -> Features:
+    """The fixed map that a study names, for records of a shape; ``tokens``: of token ids, where they are no numbers."""
     name, options = parsed(spec)
     factory = check_features(spec)
+    if name in _BUILT_IN and tokens is not None:
+        raise BadInput(
+            f"features '{name}' are made of numbers, and these records are token ids of texts: leave them out, or put "
+            "'module:factory' there, such as word vectors that are public"
+        )
     if name in _BUILT_IN:
         try:
             maps, out = factory(shape, **options)
@@ -223,7 +228,7 @@ def make_features(spec: Spec, shape: Shape) -> Features:
         alone = OneByOne(inner)
         try:
             with torch.no_grad():
-                found = alone(torch.zeros(2, *shape))
+                found = alone(torch.zeros((2, *shape), dtype=dtype_of(tokens)))
         except Exception as error:
             reason = (str(error) or type(error).__name__).splitlines()[0]
             raise BadInput(f"features '{name}' cannot process a record of shape {tuple(shape)}: {reason}") from error

@@ -14,16 +14,18 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from sordino.errors import BadInput
 
 Module = TypeVar("Module", bound=type[nn.Module])
 
 _KNOWN: set[type[nn.Module]] = {
-    nn.Sequential,
-    nn.Linear, nn.Embedding, nn.Conv1d, nn.Conv2d,
+    nn.Sequential, nn.ModuleList, nn.ModuleDict,
+    nn.Linear, NonDynamicallyQuantizableLinear, nn.Embedding, nn.Conv1d, nn.Conv2d,
     nn.GroupNorm, nn.LayerNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d,
     nn.Identity, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.CELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Softplus,
     nn.Softsign, nn.Tanh, nn.Sigmoid, nn.Hardtanh, nn.Hardsigmoid, nn.Hardswish, nn.Tanhshrink, nn.LogSigmoid,
@@ -33,6 +35,10 @@ _KNOWN: set[type[nn.Module]] = {
     nn.ConstantPad1d, nn.ConstantPad2d, nn.ZeroPad2d, nn.ReflectionPad1d, nn.ReflectionPad2d,
     nn.ReplicationPad1d, nn.ReplicationPad2d,
 }  # fmt: skip
+_BATCH_FIRST = (nn.MultiheadAttention, nn.LSTM, nn.GRU, nn.RNN)
+"""They treat records one by one along the axis that they are told, which has to be the first."""
+_TRANSFORMER = {nn.TransformerEncoderLayer, nn.TransformerDecoderLayer, nn.TransformerEncoder, nn.TransformerDecoder}
+_ACTIVATIONS = (functional.relu, functional.gelu, torch.relu, torch.tanh, torch.sigmoid)
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -87,21 +93,37 @@ def why_not_isolated(model: nn.Module) -> str | None:
         elif kind is nn.Unflatten:
             if not (isinstance(module.dim, int) and module.dim >= 1):
                 return f"{where} may take the records of a batch apart"
+        elif isinstance(module, _BATCH_FIRST) and kind in _BATCH_FIRST:
+            if not module.batch_first:
+                return f"{where} ({kind.__name__}) has the records on its second axis; make it with batch_first=True"
+        elif kind in _TRANSFORMER:
+            activation = getattr(module, "activation", functional.relu)
+            if not (isinstance(activation, nn.Module) or activation in _ACTIVATIONS):
+                return f"{where} ({kind.__name__}) has an activation that is not known to treat records one by one"
         elif kind not in _KNOWN:
             return f"{where} ({kind.__name__}) is not known to treat records one by one"
-        if "forward" in vars(module) or any(getattr(module, hooks, None) for hooks in _HOOKS):
+        if _overridden(module) or any(getattr(module, hooks, None) for hooks in _HOOKS):
             return f"{where} ({kind.__name__}) has code of its own put on it"
     return None
+
+
+def dtype_of(tokens: int | None) -> torch.dtype:
+    """The type of records: whole numbers where they are ids of so many ``tokens``, else float32."""
+    return torch.float32 if tokens is None else torch.int64
+
+
+def _overridden(module: nn.Module) -> bool:
+    """Whether a method of the class, such as ``forward``, is covered by something put on this one module."""
+    return any(callable(getattr(type(module), name, None)) for name in vars(module))
 
 
 def check(model: nn.Module, shape: tuple[int, ...], classes: int | None, dtype: torch.dtype = torch.float32) -> None:
     """Refuse a model that cannot be trained privately on such records, saying why and what to do.
 
-    Refused: layers with statistics over the batch, tied weights, nothing to train, and an output that is not
+    Refused: layers with statistics over the batch, nothing to train, and an output that is not
     ``[records, classes]`` (``[records]`` or ``[records, 1]`` for regression, ``classes=None``).
     """
     refuse_batch_statistics(model)
-    refuse_tied_weights(model)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise BadInput("the model has no trainable parameter; set requires_grad on what should be trained")
     was_training = model.training
@@ -137,18 +159,6 @@ def refuse_batch_statistics(model: nn.Module) -> None:
                 f"layer '{name}' is {type(module).__name__} with running statistics, an unnoised trace of the records; "
                 f"{remedy}, which drops them"
             )
-
-
-def refuse_tied_weights(model: nn.Module) -> None:
-    """Raise when one parameter is used under two names: per-record norms would count it twice."""
-    first: dict[int, str] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        if id(parameter) in first and parameter.requires_grad:
-            raise BadInput(
-                f"parameters '{first[id(parameter)]}' and '{name}' are one tensor (tied weights), which sordino does "
-                "not train; give each layer its own"
-            )
-        first[id(parameter)] = name
 
 
 def private_ready(model: nn.Module) -> nn.Module:

@@ -33,7 +33,7 @@ def check_options(name: str, factory: Callable[..., nn.Module], options: Mapping
     """Refuse options that a built-in network does not have, or of another kind than their defaults."""
     accepted = inspect.signature(factory).parameters
     own = list(accepted)[2:]
-    unknown = sorted(set(options) - {*own, "features"})
+    unknown = sorted(set(options) - {*own, "features", "lora"})
     if unknown and not any(parameter.kind is parameter.VAR_KEYWORD for parameter in accepted.values()):
         raise BadInput(f"model '{name}' has no option {', '.join(unknown)}; its options: {', '.join(own) or 'none'}")
     if ":" in name:  # of one's own: what its options may be is its own business
@@ -46,6 +46,34 @@ def check_options(name: str, factory: Callable[..., nn.Module], options: Mapping
         if isinstance(usual, (bool, str)) and not isinstance(value, type(usual)):
             told = "true or false" if isinstance(usual, bool) else f"a word, such as {usual!r}"
             raise BadInput(f"model '{name}': {key} = {value!r}: it is {told}")
+
+
+def with_vocabulary(
+    name: str, factory: Callable[..., nn.Module], options: Mapping[str, Any], tokens: int | None
+) -> dict[str, Any]:
+    """The options with the ``vocabulary`` of a network that reads token ids, of which there are ``tokens``.
+
+    Refuses a network for numbers where records are token ids, and one for token ids where they are numbers.
+    """
+    reads = "vocabulary" in inspect.signature(factory).parameters
+    if tokens is None:
+        if reads and "vocabulary" not in options:
+            raise BadInput(
+                f"model '{name}' reads text, and these records are numbers: declare a text column as "
+                "[data.schema.text], or take another model, such as 'auto'"
+            )
+        return dict(options)
+    if not reads and ":" not in name:
+        raise BadInput(
+            f"model '{name}' takes numbers, and these records are texts: use 'text-bag' or 'text-encoder', or put "
+            "features of your own before it"
+        )
+    if options.get("vocabulary", tokens) != tokens:
+        raise BadInput(
+            f"model '{name}': vocabulary = {options['vocabulary']!r}, and the records have {tokens} token ids: leave "
+            "it out, it follows from the schema"
+        )
+    return {**options, **({"vocabulary": tokens} if reads else {})}
 
 
 def in_single_precision(model: nn.Module) -> nn.Module:

@@ -17,18 +17,23 @@ SEEN = 16
 
 
 def usual(
-    shape: tuple[int, ...], ranged: tuple[int, float, float] | None, options: Mapping[str, Any]
+    shape: tuple[int, ...],
+    ranged: tuple[int, float, float] | None,
+    options: Mapping[str, Any],
+    tokens: int | None = None,
 ) -> tuple[str, dict[str, Any]]:
     """Name and options of the model for records of a shape: a linear head on fixed features of length 1, one constant.
 
     Images get scattering features; tables bins over declared ranges, where ``ranged`` says how many of the first
-    numbers have one, and which; other records are only brought to length 1. ``features`` among the options take their
-    place.
+    numbers have one, and which; texts (of so many ``tokens``) which words they have; other records are only brought to
+    length 1. ``features`` among the options take their place.
     """
     if other := sorted(set(options) - {"features"}):
         raise BadInput(f"model 'auto' has no option {other[0]}: name a model, or give features")
     if "features" in options:
         return "logistic", {"features": options["features"]}
+    if tokens is not None:
+        return "text-bag", {}
     if len(shape) == 3 and min(shape[1:]) >= SMALLEST:
         return "scatter-linear", {}
     if ranged is not None:
@@ -37,14 +42,17 @@ def usual(
     return "linear", {"features": "unit"}
 
 
-def reach(model: nn.Module, shape: tuple[int, ...]) -> float:
+def reach(model: nn.Module, shape: tuple[int, ...], tokens: int | None = None) -> float:
     """How far an output moves when the weights move by 1 along its gradient: √(mean of ‖∂f_j/∂w‖²).
 
-    The mean is over outputs j and a few records of numbers drawn uniformly from [0, 1] by a fixed seed, at the model's
-    own weights. No client's record is seen. A linear head on features of length 1 has 1.
+    The mean is over outputs j and a few records of numbers drawn uniformly from [0, 1] by a fixed seed (of texts: of
+    token ids but padding's), at the model's own weights. No client's record is seen. A linear head on features of
+    length 1 has 1.
     """
     parameters = [one for one in model.parameters() if one.requires_grad]
     drawn = torch.rand((SEEN, *shape), generator=torch.Generator().manual_seed(0))
+    if tokens is not None:
+        drawn = 1 + (drawn * (tokens - 1)).long().clamp(max=tokens - 2)
     was_training = model.training
     model.eval()
     total, count = 0.0, 0

@@ -22,8 +22,10 @@ from sordino.models.convolved import Convolved, norm_of_eights
 from sordino.models.features import Spec, check_features, make_features
 from sordino.models.fixed import FixedFeatures, Standardise
 from sordino.models.isolation import isolated
-from sordino.models.options import check_kind, check_options, in_single_precision
+from sordino.models.lora import Adapters, adapted
+from sordino.models.options import check_kind, check_options, in_single_precision, with_vocabulary
 from sordino.models.scatter import scatter_cnn, scatter_linear
+from sordino.models.text import text_bag, text_encoder
 
 Shape = tuple[int, ...]
 Factory = Callable[..., nn.Module]
@@ -233,7 +235,7 @@ def mobilenetv2_gn(shape: Shape, classes: int | None) -> nn.Module:
 
 _FACTORIES: tuple[Factory, ...] = (
     linear, logistic, mlp, cnn_small, random_features, robust_hdp_cnn, tramer_mnist, tramer_cifar, fedavg_cnn,
-    resnet18_gn, mobilenetv2_gn, scatter_linear, scatter_cnn,
+    resnet18_gn, mobilenetv2_gn, scatter_linear, scatter_cnn, text_bag, text_encoder,
 )  # fmt: skip
 _ZOO = {factory.__name__.replace("_", "-"): factory for factory in _FACTORIES}
 
@@ -249,6 +251,8 @@ def build(
     classes: int | None,
     seed: int = 0,
     features: Spec | None = None,
+    tokens: int | None = None,
+    lora: Adapters | None = None,
     **options: Any,
 ) -> nn.Module:
     """Build a network for records of one shape.
@@ -268,6 +272,12 @@ def build(
     features
         A fixed map to put before the network (:mod:`features`), which is then built for records of the shape that the
         map gives.
+    tokens
+        Where records are token ids (text), how many there are: the ``vocabulary`` of a network that reads them. None:
+        records are numbers.
+    lora
+        A rank, or a table of the arguments of :func:`sordino.models.lora`: the network is frozen, with trainable
+        adapters beside its linear layers.
     **options
         Passed to the factory, such as ``hidden=512`` for ``random-features``.
     """
@@ -281,11 +291,17 @@ def build(
         raise BadInput(f"classes = {classes}: a classifier needs at least 2 labels; use classes=None for regression")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        before = None if features is None else make_features(features, sizes)
+        before = None if features is None else make_features(features, sizes, tokens)
         inner = sizes if before is None else before.shape
-        model = spec if isinstance(spec, nn.Module) else check_spec(spec, options)(inner, classes, **options)
-    if not isinstance(model, nn.Module):
-        raise BadInput(f"model '{spec}' returned a {type(model).__name__}; a factory must return a torch.nn.Module")
+        if isinstance(spec, nn.Module):
+            model = spec
+        else:
+            factory = check_spec(spec, options)
+            options = with_vocabulary(spec, factory, options, tokens if before is None else None)
+            model = factory(inner, classes, **options)
+        if not isinstance(model, nn.Module):
+            raise BadInput(f"model '{spec}' returned a {type(model).__name__}; a factory must return a torch.nn.Module")
+        model = model if lora is None else adapted(model, lora)
     model = in_single_precision(model)
     return model if before is None else nn.Sequential(OrderedDict(features=before, model=model))
 

@@ -16,7 +16,11 @@ def worst_attack(ledger: Ledger, accounts: Sequence[str]) -> dict[str, Any] | No
 
     None where nothing is promised to some of them.
     """
-    found = attacks(ledger, accounts).values()
+    return worst_of(list(attacks(ledger, accounts).values()))
+
+
+def worst_of(found: Sequence[Attack | None]) -> dict[str, Any] | None:
+    """The worst of these attacks, as a result tells it; None where nothing is promised to some."""
     known = [one for one in found if one is not None]
     return reduce(Attack.or_worse, known, NOTHING).told() if len(known) == len(found) else None
 

@@ -30,7 +30,7 @@ from sordino.privacy.types import Sampling, Scheme
 Indices = NDArray[np.int64]
 
 BLOCK = 1 << 18  # normals that one stream gives: a longer row is several streams, which threads draw side by side
-PIECE = 1 << 15  # normals that are made at once: small enough for the cache
+PIECE = 1 << 17  # normals that are made at once: small enough for the cache
 EXACT_PIECE = 1 << 13  # the same for exact draws, which threads make side by side
 
 Streams = Callable[[int, int], np.random.Generator]

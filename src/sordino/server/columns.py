@@ -54,10 +54,14 @@ def inverse_weights(variances: Array) -> Array:
     return np.asarray(weights / weights.sum())
 
 
+def block_entries(columns: Tensor, entries: int) -> int:
+    """How many entries a block of rows may have, where so many fit a processor's cache."""
+    return entries if columns.device.type == "cpu" else max(entries, 1 << 26)
+
+
 def row_blocks(columns: Tensor, entries: int) -> Iterator[Tensor]:
     """Views of consecutive rows with about that many entries each; larger ones where they need not fit a cache."""
-    entries = entries if columns.device.type == "cpu" else max(entries, 1 << 26)
-    height = max(1, entries // columns.shape[1])
+    height = max(1, block_entries(columns, entries) // columns.shape[1])
     for first in range(0, columns.shape[0], height):
         yield columns[first : first + height]
 

@@ -6,6 +6,7 @@ What they remember indexes clients by number, so that a round may have any parti
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,11 @@ from numpy.typing import NDArray
 
 from sordino.errors import BadInput
 from sordino.made import part
-from sordino.server import factor, pursuit
+from sordino.server import factor, pursuit, pursuits
 from sordino.server.columns import gram, inverse_weights
 from sordino.server.defend import believable, plausible, step_length
 from sordino.server.facts import Array, Facts, Memory, Outcome
-from sordino.server.rule import Aggregate, weighted
+from sordino.server.rule import Aggregate, AtOnce, Call, weighted
 
 
 @part
@@ -33,31 +34,53 @@ def robust_hdp(*, every: int = 1, rows: int | None = pursuit.SAMPLE) -> Aggregat
     if every < 1:
         raise BadInput(f"every = {every} must be at least 1: it is the number of rounds between two estimates")
 
-    def combine(updates: Any, facts: Facts, memory: Memory) -> Outcome:
-        known = _recall(memory, facts)
-        shown: dict[str, Any] = {}
-        lines: list[str] = []
-        if (facts.round - 1) % every == 0 or np.isnan(known).any():
-            warm = memory.get("start") if memory.get("clients") == facts.clients.tolist() else None
-            found = pursuit.solve(
-                updates.T, residual=pursuit.FOR_WEIGHTS, rows=rows, seed=facts.round, start=warm, parts=False
-            )
-            known, lines = plausible(found.variances, facts)
-            shown = _show_pursuit(found)
-            if not found.converged:
-                lines.append(
-                    f"round {facts.round}: principal component pursuit not settled after {found.iterations} "
-                    f"iterations; variances may move by {found.unsettled:.1%}"
-                )
-            seen = {"start": found.projection, "clients": facts.clients.tolist()}
-            memory = {**memory, **seen, "variances": _remembered(memory, facts, known / step_scale(facts))}
-        else:
-            known = known * step_scale(facts)
-        weights = inverse_weights(known)
-        shown |= {"estimated_variances": known.tolist(), "log": lines}
-        return Outcome(weighted(updates, weights), weights, memory, shown)
+    def combine(calls: Sequence[Call]) -> list[Outcome]:
+        found: dict[int, pursuit.Pursuit] = {}
+        due = [i for i, one in enumerate(calls) if (one.facts.round - 1) % every == 0 or _is_new(one)]
+        for number in dict.fromkeys(calls[i].facts.round for i in due):  # in a stack it is the same for all
+            now = [i for i in due if calls[i].facts.round == number]
+            found |= dict(zip(now, _pursued([calls[i] for i in now], rows, number)))
+        return [_outcome(one, found.get(i)) for i, one in enumerate(calls)]
 
-    return Aggregate("robust-hdp", combine, refuse_small=True, aims="least")
+    return Aggregate("robust-hdp", AtOnce(combine), refuse_small=True, aims="least")
+
+
+def _is_new(call: Call) -> bool:
+    """Whether somebody takes part whose variance is not known yet."""
+    return bool(np.isnan(_recall(call.memory, call.facts)).any())
+
+
+def _pursued(calls: Sequence[Call], rows: int | None, number: int) -> list[pursuit.Pursuit]:
+    """Principal component pursuit of every call's updates, warm where the same clients took part the last time."""
+    updates, facts, memories = zip(*calls)
+    warm = [
+        memory.get("start") if memory.get("clients") == about.clients.tolist() else None
+        for about, memory in zip(facts, memories)
+    ]
+    columns, near = [one.T for one in updates], pursuit.FOR_WEIGHTS
+    return pursuits.solve_all(columns, residual=near, rows=rows, seed=number, starts=warm, parts=False)
+
+
+def _outcome(call: Call, found: pursuit.Pursuit | None) -> Outcome:
+    """The weighted update, by the variances that were found now or, where nothing was looked for, remembered."""
+    updates, facts, memory = call
+    shown: dict[str, Any] = {}
+    lines: list[str] = []
+    if found is None:
+        known = _recall(memory, facts) * step_scale(facts)
+    else:
+        known, lines = plausible(found.variances, facts)
+        shown = _show_pursuit(found)
+        if not found.converged:
+            lines.append(
+                f"round {facts.round}: principal component pursuit not settled after {found.iterations} "
+                f"iterations; variances may move by {found.unsettled:.1%}"
+            )
+        seen = {"start": found.projection, "clients": facts.clients.tolist()}
+        memory = {**memory, **seen, "variances": _remembered(memory, facts, known / step_scale(facts))}
+    weights = inverse_weights(known)
+    shown |= {"estimated_variances": known.tolist(), "log": lines}
+    return Outcome(weighted(updates, weights), weights, memory, shown)
 
 
 def _show_pursuit(found: pursuit.Pursuit) -> dict[str, Any]:

@@ -16,16 +16,17 @@ from sordino.server.rule import Aggregate, weighted
 from sordino.server.rules import inner_rule
 
 MOST_STEPS = 100
-
-
 """ALI-DPFL never takes more local steps than this in a round."""
 
 
 @part
-def ali_dpfl(*, combine: str | Aggregate = "data-weighted", convexity: float | None = None) -> Aggregate:
+def ali_dpfl(
+    *, combine: str | Aggregate = "data-weighted", convexity: float | None = None, whole_budget: bool = False
+) -> Aggregate:
     """ALI-DPFL: combine, and set the local steps of the next round to τ* (``optimal_steps``).
 
-    Γμ and μ are estimated from the updates alone (``heterogeneity``, ``secant``); ``convexity`` fixes μ instead.
+    Γμ and μ are estimated from the updates alone (``heterogeneity``, ``secant``); ``convexity`` fixes μ instead. With
+    ``whole_budget`` a run that took fewer steps a round than were planned goes on until all of them are taken.
     """
     inner = inner_rule(combine)
 
@@ -53,7 +54,7 @@ def ali_dpfl(*, combine: str | Aggregate = "data-weighted", convexity: float | N
         remembered = {**outcome.memory, **kept}
         return replace(outcome, memory=remembered, diagnostics={**outcome.diagnostics, **shown}, next_steps=steps)
 
-    return Aggregate("ali-dpfl", both, refuse_small=inner.refuse_small, sets_steps=True)
+    return Aggregate("ali-dpfl", both, refuse_small=inner.refuse_small, sets_steps=True, goes_on=whole_budget)
 
 
 def optimal_steps(

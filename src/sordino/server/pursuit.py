@@ -24,7 +24,7 @@ import math
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -137,20 +137,45 @@ def solve(
     start : ``projection`` of an earlier result for the same clients in the same order.
     parts : whether to return L and S, or only what is n×n and smaller.
     """
+    return solve_looked_at(look_at(matrix, rows, seed), tolerance, residual, iterations, start, parts)
+
+
+class LookedAt(NamedTuple):
+    """What is decomposed: the rows looked at, which those are (None: all), and the size of a typical entry."""
+
+    columns: Tensor
+    rows: Tensor | None
+    scale: float
+
+    @property
+    def threshold(self) -> float:
+        """t, half of that size."""
+        return 0.5 * self.scale
+
+
+def look_at(matrix: Matrix, rows: int | None, seed: int) -> LookedAt:
+    """The matrix, or so many of its rows."""
     columns = as_columns(matrix)
     chosen = None
     if rows is not None and rows < columns.shape[0]:
         generator = torch.Generator().manual_seed(seed)
         chosen = torch.randperm(columns.shape[0], generator=generator)[:rows].sort().values
         columns = columns[chosen.to(columns.device)]
-    scale = _typical_entry(columns)
-    if scale == 0.0:
+    return LookedAt(columns, chosen, _typical_entry(columns))
+
+
+def solve_looked_at(
+    given: LookedAt, tolerance: float, residual: float, iterations: int, start: Tensor | None, parts: bool
+) -> Pursuit:
+    """``solve`` of what is looked at."""
+    columns = given.columns
+    if given.scale == 0.0:
         zero, nothing = torch.zeros_like(columns) if parts else None, np.zeros(columns.shape[1])
         still = torch.zeros(len(nothing), len(nothing), dtype=torch.float64)
-        return Pursuit(zero, zero, nothing, nothing, nothing, 0, 0.0, 0.0, True, chosen, still)
+        return Pursuit(zero, zero, nothing, nothing, nothing, 0, 0.0, 0.0, True, given.rows, still)
     with one_thread():
-        work = _Work(columns, 0.5 * scale, start)
-        return _finish(work, _iterate(work, tolerance, residual, iterations), chosen, parts)
+        work = Work.begun(columns, given.threshold, start)
+        return finish(work, _iterate(work, tolerance, residual, iterations), given.rows, parts)
 
 
 def _typical_entry(columns: Tensor) -> float:
@@ -163,19 +188,24 @@ def _typical_entry(columns: Tensor) -> float:
     return float(means.median()) if len(means) else 0.0
 
 
-class _Work:
+class Work:
     """The matrices of a run: M, T (allocated once) and the current Gram matrix, with λ and the threshold t = λ/μ."""
 
-    def __init__(self, columns: Tensor, threshold: float, start: Tensor | None) -> None:
-        self.columns, self.threshold = columns, threshold
+    def __init__(self, columns: Tensor, threshold: float, state: Tensor, gram: Tensor) -> None:
+        self.columns, self.threshold, self.state, self.gram = columns, threshold, state, gram
         self.lam = 1.0 / math.sqrt(max(columns.shape))
-        self.state = torch.empty_like(columns)
-        self.gram = torch.zeros(columns.shape[1], columns.shape[1], dtype=torch.float64)
+
+    @staticmethod
+    def begun(columns: Tensor, threshold: float, start: Tensor | None) -> Work:
+        """The first T = S + Y/μ with S = M, or what ``start`` leaves of it, and Y = λ·sign(S)."""
+        gram = torch.zeros(columns.shape[1], columns.shape[1], dtype=torch.float64)
+        work = Work(columns, threshold, torch.empty_like(columns), gram)
         remove = None if start is None else start.to(columns)
-        for entry, state in self.blocks():
+        for entry, state in work.blocks():
             state.copy_(entry if remove is None else entry - entry @ remove)
             state.add_(state.sign(), alpha=threshold)
-            self._add_gram(entry, state)
+            work._add_gram(entry, state)
+        return work
 
     def blocks(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Views of the same rows of M and T."""
@@ -220,26 +250,42 @@ class _Work:
         return (sums.numpy(), off) if look else None
 
 
-def _iterate(work: _Work, tolerance: float, residual: float, limit: int) -> tuple[int, float, bool]:
-    """Iterate until the variances have settled and the residual is small, or the limit is reached.
+class Looks:
+    """What the looks at one matrix's variances have shown; ``size`` is ‖M‖."""
 
-    Returns the iterations made, how far the variances are still expected to move, and whether it converged.
-    """
+    def __init__(self, size: float, tolerance: float, residual: float) -> None:
+        self.size, self.tolerance, self.residual = size, tolerance, residual
+        self.expected = math.inf
+        """How far the variances are still expected to move."""
+        self._before: Array | None = None
+        self._changes: list[float] = []
+
+    def settled(self, squares: Array, off: float) -> bool:
+        """Whether ‖S_:,i‖² have settled, as this look shows them, and ‖M − L − S‖², which is ``off``, is small."""
+        if self._before is not None:
+            self._changes.append(_largest_change(self._before, squares))
+        self._before, self.expected = squares, _expected_change(self._changes)
+        return self.expected <= self.tolerance and math.sqrt(off) / self.size <= self.residual
+
+
+Went = tuple[int, float, bool]
+"""The iterations made, how far the variances are still expected to move, and whether it converged."""
+
+
+def _iterate(work: Work, tolerance: float, residual: float, limit: int) -> Went:
+    """Iterate until the variances have settled and the residual is small, or the limit is reached."""
     size = math.sqrt(sum(float(block.square().sum(dtype=torch.float64)) for block in row_blocks(work.columns, BLOCK)))
-    before: Array | None = None
-    changes: list[float] = []
-    expected, iteration = math.inf, 0
+    looks, iteration = Looks(size, tolerance, residual), 0
     for iteration in range(1, limit + 1):
-        seen = work.step(look=iteration % CHECK == 0 or iteration == limit)
-        if seen is None:
-            continue
-        squares, off = seen
-        if before is not None:
-            changes.append(_largest_change(before, squares))
-        before, expected = squares, _expected_change(changes)
-        if expected <= tolerance and math.sqrt(off) / size <= residual:
-            return iteration, expected, True
-    return iteration, expected, False
+        seen = work.step(look=is_look(iteration, limit))
+        if seen is not None and looks.settled(*seen):
+            return iteration, looks.expected, True
+    return iteration, looks.expected, False
+
+
+def is_look(iteration: int, limit: int) -> bool:
+    """Whether the variances are looked at in this iteration."""
+    return iteration % CHECK == 0 or iteration == limit
 
 
 def _largest_change(before: Array, after: Array) -> float:
@@ -271,7 +317,7 @@ def _left(change: float, ratio: float) -> float:
     return change * ratio / (1.0 - ratio) if ratio < 1.0 else math.inf
 
 
-def _finish(work: _Work, went: tuple[int, float, bool], chosen: Tensor | None, parts: bool) -> Pursuit:
+def finish(work: Work, went: Went, chosen: Tensor | None, parts: bool) -> Pursuit:
     """One last pass: L, S, the variances and the projection for a warm start."""
     projection, singular = work.shrink()
     apply = projection.to(work.columns)

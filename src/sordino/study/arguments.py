@@ -39,6 +39,12 @@ def check_options(options: Any) -> None:
         raise BadInput(f"model_options is {_shown(options)}: give a table such as {{'hidden': 64}}")
 
 
+def check_flag(name: str, value: Any) -> None:
+    """Refuse what is neither True nor False."""
+    if not isinstance(value, bool):
+        raise BadInput(f"{name} is {_shown(value)}: it is True or False")
+
+
 def check_callbacks(callbacks: Any) -> None:
     """Refuse callbacks that are no list of functions."""
     if callable(callbacks):

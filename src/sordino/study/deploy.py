@@ -84,7 +84,8 @@ class Served:
             self.study.chosen_method(),
         )
         given = self.study.settings()
-        reach = models.reach(self.template, tuple(self.brief["shape"])) if methods.wants_auto(method, given) else 1.0
+        shape, tokens = tuple(self.brief["shape"]), self.brief.get("tokens")
+        reach = models.reach(self.template, shape, tokens) if methods.wants_auto(method, given) else 1.0
         learner = methods.Learner(len(self.start), self.brief["classes"], reach, models.weight_size(self.template))
         trust = self.study.trust.chosen()
         plan = methods.settle(method, given, sites, learner, seed, noises=noises, trust=trust)
@@ -137,7 +138,7 @@ class Served:
         """What study.json and result.json say about the study."""
         named = self.brief["model"]
         model = {"name": named["name"], "options": {k: v for k, v in named["options"].items() if k != "features"}}
-        also = ("shape", "classes", "parameters", "features")
+        also = ("shape", "classes", "parameters", "tokens", "features", "frozen")
         about = {
             "data": {"name": self.study.study.name, "sites": list(facts), "schema": self.brief["schema"]},
             "budgets": [c.budget.epsilon for c in plan.clients],
@@ -166,13 +167,14 @@ def prepare(study: Study, run: str) -> Served:
     check_promised(Adjacency.parse(study.budgets.adjacency))
     shape, classes, schema = declared_records(study)
     raw = study.data.table_schema
-    ranged = None if raw is None else parse_schema(raw).ranged
+    known = None if raw is None else parse_schema(raw)
+    ranged, tokens = (None, None) if known is None else (known.ranged, known.tokens)
     method = study.chosen_method()  # refuses what is unknown, before anything is sent
     name, options = study.model.name, study.model.all_options()
     if name == "auto":
-        name, options = models.usual(shape, ranged, options)
-    template = models.build(name, shape, classes, study.study.seed, **options)
-    models.check(template, shape, classes)
+        name, options = models.usual(shape, ranged, options, tokens)
+    template = models.build(name, shape, classes, study.study.seed, tokens=tokens, **options)
+    models.check(template, shape, classes, models.dtype_of(tokens))
     engine = gradients.build(template, "cross-entropy" if classes is not None else "half-squared-error")
     start = shown = engine.flatten(template)
     if method.local.trains is not None:
@@ -194,7 +196,9 @@ def prepare(study: Study, run: str) -> Served:
         "classes": classes,
         "schema": schema,
         "adjacency": study.budgets.adjacency,
+        **({} if tokens is None else {"tokens": tokens}),
         **({"features": described(template)} if "features" in options else {}),
+        **({"frozen": models.digest(template)} if models.has_adapters(template) else {}),
     }
     trust = study.trust.chosen()
     if trust.shared:
@@ -256,5 +260,6 @@ def schema_hash(schema: Schema) -> str:
     """What two sites compare to see that their columns mean the same. How a file is laid out is its own affair."""
     aside = {"delimiter", "names"} | ({"unit", "unit_records", "unit_name"} if schema.unit is None else set())
     aside |= {"rule"} if schema.rule is None else set()
+    aside |= {key for key in ("text", "ids") if not getattr(schema, key)}
     body = {name: value for name, value in dataclasses.asdict(schema).items() if name not in aside}
     return hashlib.sha256(json.dumps(body, sort_keys=True, default=str).encode()).hexdigest()

@@ -10,6 +10,7 @@ import logging
 import os
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -25,6 +26,7 @@ from sordino.data.dataset import Dataset
 from sordino.data.encode import encode_arrays
 from sordino.data.federation import plain
 from sordino.data.schema import Schema, known_schema, word
+from sordino.data.tokens import with_word_lists
 from sordino.data.unlabelled import read_unlabelled
 from sordino.errors import BadInput
 from sordino.methods import Method
@@ -66,7 +68,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
             raise BadInput(
                 "epsilon is missing: say what every client may spend, epsilon=1.0, or by name {'north': 3, 'south': 1}"
             )
-        table: dict[str, Any] = plain(schema)
+        table: dict[str, Any] = plain(with_word_lists(schema, Path()))
         known = known_schema(table)
         found = read_unlabelled(X, known, () if self._declares_columns else np.shape(X)[1:], known.unit)
         _check_whole(found.reasons, "cannot be encoded", "correct it, or declare a fill for its column")
@@ -74,7 +76,8 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         names, owners = _dealt(clients, len(x))
         dataset = Dataset(
             type(self).__name__, x, targets, self.task, None if known.classes is None else len(known.classes), valid,
-            owners=owners, names=names, source={"clients": "arrays"}, ranged=known.ranged, schema=table,
+            owners=owners, names=names, source={"clients": "arrays"}, ranged=known.ranged, tokens=known.tokens,
+            schema=table,
         )  # fmt: skip
         if known.unit is not None:
             dataset = dataset.by_unit(_units(found.ids or (), known), known.unit_records, known.unit_name)
@@ -100,7 +103,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
 
     @property
     def _declares_columns(self) -> bool:
-        return bool({"numeric", "categorical"} & set(self.schema or {}))
+        return bool({"numeric", "categorical", "text"} & set(self.schema or {}))
 
     def _predicted(self, X: Any) -> Predictions:
         check_is_fitted(self, "run_")
@@ -123,10 +126,10 @@ class Classifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
     epsilon: what every client may spend: one number, or by client's name. There is no default.
     delta: the δ of these promises, well below 1/records.
     model, method: as in ``sd.train``.
-    schema: public constants that make numbers of records, as a study's ``[data.schema]``. With ``numeric`` or
-        ``categorical``, X is a data frame or a dict of columns and may have missing cells; without, X is an array of
-        numbers, which are taken as they are, or clipped to ``values = [low, high]`` and scaled. ``classes`` declares
-        the labels; without it they are read off y, which no promise covers.
+    schema: public constants that make numbers of records, as a study's ``[data.schema]``. With ``numeric``,
+        ``categorical`` or ``text``, X is a data frame or a dict of columns and may have missing cells; without, X is an
+        array of numbers, which are taken as they are, or clipped to ``values = [low, high]`` and scaled. ``classes``
+        declares the labels; without it they are read off y, which no promise covers.
     training: further keywords of ``sd.train``, such as ``{"rounds": 30, "lr": 0.2}``.
     ledger: a file that all fits pay from. It holds the budget: what a search or a cross-validation may spend in all.
         Without one, each fit spends ``epsilon``, and several of them add up.

@@ -1,8 +1,8 @@
 """A finished model for programs without sordino: torch.export's ``.pt2``, or ONNX. ``run.export`` and `sordino export`.
 
-The program takes encoded records, float32 ``[records, …]``, any number of them, and gives what ``run.predict`` gives: P
-of every class, ``[records, classes]``, or numbers in the target's own unit, ``[records]``. The schema by which records
-are encoded and the classes' names lie in the file as JSON (``told``).
+The program takes encoded records, float32 ``[records, …]`` or of texts int64 token ids, any number of them, and gives
+what ``run.predict`` gives: P of every class, ``[records, classes]``, or numbers in the target's own unit,
+``[records]``. The schema by which records are encoded and the classes' names lie in the file as JSON (``told``).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from sordino import models
 from sordino.data.schema import Interval
 from sordino.engine.checkpoint import write_atomic
 from sordino.errors import BadInput
@@ -61,7 +62,7 @@ def export(run: Run, path: Path, form: str, client: str | None) -> None:
     schema, about = schema_of(run.result), run.result["study"]["model"]
     module = run.model if client is None else run.model_of(client)
     answer = Answer(module.cpu(), schema.classes is not None, schema.interval, schema.scale).eval()
-    example = torch.zeros(2, *about["shape"])
+    example = torch.zeros((2, *about["shape"]), dtype=models.dtype_of(about.get("tokens")))
     many = {"x": {0: torch.export.Dim("records")}}
     with torch.no_grad(), _quiet():
         try:

@@ -13,6 +13,7 @@ from pydantic import Field, ValidationError
 from sordino import data, methods, models
 from sordino.data import Dataset, Federation
 from sordino.data.budgets import BudgetTerms, warn_of
+from sordino.data.tokens import with_words_read
 from sordino.errors import BadInput
 from sordino.methods import Method, Training
 from sordino.privacy.types import Adjacency, Scheme, check_pair
@@ -208,7 +209,7 @@ def make_study(table: dict[str, Any], settings: Sequence[str] = ()) -> Study:
             value = text.strip()
         put(table, key.strip(), value, f"--set {setting!r}")
     try:
-        return Study.model_validate(table)
+        return Study.model_validate(with_words_read(table, Path()))
     except ValidationError as error:
         raise BadInput(explain(error, Study)) from None
 

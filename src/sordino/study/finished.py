@@ -71,7 +71,7 @@ def rehearse(study: Study, run: Run) -> dict[str, Any]:
     ``[evaluation]`` held out too. Another run's model may have been trained on them.
     """
     clients, settings = study.federation(), study.arguments()
-    _check_kind(run, clients.shape, clients.classes)
+    _check_kind(run, clients.shape, clients.classes, clients.tokens)
     model, seed, options = (settings.pop(key) for key in ("model", "seed", "model_options"))
     trust, evaluation = settings.pop("trust"), settings.pop("evaluation")
     more = {"trust": trust, "evaluation": evaluation}
@@ -137,16 +137,23 @@ def set_up_evaluation(study: Study, run: Run) -> Study:
     about = run.result["study"]["model"]
     if study.deployment.shape is None and study.data.table_schema is None:
         table["deployment"] = {**table.get("deployment", {}), "shape": about["shape"], "classes": about["classes"]}
+        if about.get("tokens") is not None:
+            table["data"] = {**table.get("data", {}), "schema": run.result["records"]["schema"]}
     found = make_study(table)
     ready = prepare(found, "")
-    _check_kind(run, tuple(ready.brief["shape"]), ready.brief["classes"])
+    _check_kind(run, tuple(ready.brief["shape"]), ready.brief["classes"], ready.brief.get("tokens"))
     if len(ready.shown) != len(run.weights):
         raise BadInput(f"the saved weights are {len(run.weights)} numbers, and the model has {len(ready.shown)}")
     return found
 
 
-def _check_kind(run: Run, shape: tuple[int, ...], classes: int | None) -> None:
+def _check_kind(run: Run, shape: tuple[int, ...], classes: int | None, tokens: int | None) -> None:
     about = run.result["study"]["model"]
+    if tokens != about.get("tokens"):
+        raise BadInput(
+            f"the model takes ids of {about.get('tokens') or 'no'} tokens, the study's records have "
+            f"{tokens or 'none'}: their tokenizers differ, they do not fit"
+        )
     if (list(shape), classes) != (list(about["shape"]), about["classes"]):
         raise BadInput(
             f"the model takes records of shape {about['shape']} with {about['classes']} classes, the study's records "

@@ -29,7 +29,7 @@ from sordino.errors import BadInput, SordinoError
 from sordino.methods import Plan, noises_of
 from sordino.methods.identity import identities
 from sordino.privacy.ledger import Ledger
-from sordino.study.result import save_run, to_json
+from sordino.study.result import json_pieces, save_run, to_json
 
 log = logging.getLogger("sordino.study")
 
@@ -149,6 +149,9 @@ class Keeper:
     retells = False
     """Whether callbacks also hear of the rounds that were done before the runs were stopped."""
 
+    keeps = False
+    """Whether states are kept, for which they have to be whole."""
+
     def __init__(self, ledger: Path | None = None) -> None:
         self.ledger = ledger
 
@@ -175,6 +178,8 @@ class Folder(Keeper):
     ``shared``: a ledger outside the folder that the run pays from, together with other runs. ``fresh``: the folder was
     made for this run.
     """
+
+    keeps = True
 
     def __init__(self, path: Path, run: str, shared: Path | None = None, fresh: bool = False) -> None:
         super().__init__(shared or path / "ledger.db")
@@ -269,7 +274,7 @@ class Folder(Keeper):
     def finish(self, result: dict[str, Any], weights: Tensor, place: int = 0, personal: Tensor | None = None) -> None:
         """Write result.json and the model."""
         save_run(self.path / "model.safetensors", result, weights, personal)
-        write_atomic(self.path / "result.json", to_json(result, indent=1).encode())
+        write_atomic(self.path / "result.json", json_pieces(result))
 
     def undo(self, place: int = 0) -> None:
         """Take back a folder whose run was refused before it began, so that the same command can be given again."""
@@ -310,7 +315,7 @@ class Copies(Keeper):
     ``folders`` gets its result, model and ledger when the stack is done: whole, or not at all.
     """
 
-    retells = True
+    retells = keeps = True
 
     def __init__(self, below: Path | None, keys: Sequence[str], folders: Sequence[Folder] | None = None) -> None:
         super().__init__()

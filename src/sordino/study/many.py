@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -73,7 +74,8 @@ class Studies:
         model, options, seed, trust, evaluation = (settings.pop(key) for key in keys)
         before = before or planned(self.out / point.name)
         clients, method = self.clients(point.study), point.study.chosen_method()
-        return prepare(clients, model, method, seed, options, settings, before, trust=trust, evaluation=evaluation)
+        made = prepare(clients, model, method, seed, options, settings, before, trust=trust, evaluation=evaluation)
+        return replace(made, deterministic=point.study.study.deterministic)
 
     def alone(self, point: Point, ready: Prepared, tell: Callback) -> Run:
         """Train one run in its folder."""

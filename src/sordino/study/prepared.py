@@ -145,6 +145,8 @@ class Prepared:
     """Whether the run was begun by sordino 0.1, which knew parts by their names only."""
     baselines: Callable[[], dict[str, Any]] | None = None
     """Trains what the run is compared with, once it has ended (``study.baselines``); None where nobody asked."""
+    deterministic: bool = True
+    """Whether a GPU is to repeat the run bit for bit (``engine.devices``). No part of what the run is: draws stay."""
 
     @property
     def key(self) -> str:

@@ -8,7 +8,7 @@ import hashlib
 import json
 import math
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from numbers import Integral, Real
 from pathlib import Path
@@ -31,7 +31,7 @@ from sordino.engine.simulate import Setup
 from sordino.errors import BadInput
 from sordino.methods import Plan
 from sordino.privacy.accounting import composed_epsilon
-from sordino.privacy.attacker import worst_attack
+from sordino.privacy.attacker import attacks, worst_of
 from sordino.privacy.held import HELD, OF_HELD
 from sordino.privacy.ledger import Ledger
 from sordino.privacy.types import RECORD, Event, Scheme
@@ -296,7 +296,7 @@ def _privacy(plan: Plan, state: Checkpoint, book: Ledger | None, run: str) -> li
     if book is None:
         return promised
     spent, here, own = book.epsilon(), book.epsilon(run=run), book.own_epsilon()
-    ends = budget_ends(plan, state, book)
+    ends, seen = budget_ends(plan, state, book), attacks(book, list(spent))
     for c, one in zip(plan.clients, promised):
         accounts = list(c.accounts)  # of every record one: the largest ε holds for all
         first, paid = accounts[0], [e for account in accounts for e in book.spent(account)]
@@ -313,7 +313,7 @@ def _privacy(plan: Plan, state: Checkpoint, book: Ledger | None, run: str) -> li
                 for e in book.run_events(account, run)
             ],
             "budget_ends": ends[c.name],
-            "attack": worst_attack(book, [*accounts, *([c.name + HELD] if c.name + HELD in spent else [])]),
+            "attack": worst_of([seen[one] for one in (*accounts, c.name + HELD) if one in spent]),
             "trust": book.trust(first),
             "own_epsilon": max(own[account] for account in accounts),
             **({"levels": spent_levels(c, spent, here)} if c.levels else {}),
@@ -372,6 +372,24 @@ def _plain(value: Any) -> Any:
 def to_json(value: Any, indent: int | None = None) -> str:
     """JSON with null for every number that is not finite."""
     return json.dumps(_plain(value), indent=indent, ensure_ascii=False, allow_nan=False)
+
+
+def json_pieces(table: Mapping[str, Any], entries: int = 64) -> Iterator[bytes]:
+    """What ``to_json(table, indent=1)`` is, piece by piece: so many ``entries`` of a long list are in memory at a time.
+
+    Line breaks may be moved to the right, for no text has one of its own in JSON.
+    """
+    yield b"{"
+    for place, (key, value) in enumerate(table.items()):
+        yield f"{',' * bool(place)}\n {json.dumps(str(key), ensure_ascii=False)}: ".encode()
+        if isinstance(value, list) and value:
+            for start in range(0, len(value), entries):
+                inner = to_json(value[start : start + entries], indent=1)[1:-2].replace("\n", "\n ")
+                yield f"{'[,'[start > 0]}{inner}".encode()
+            yield b"\n ]"
+        else:
+            yield to_json(value, indent=1).replace("\n", "\n ").encode()
+    yield b"\n}" if table else b"}"
 
 
 def from_json(text: str) -> dict[str, Any]:

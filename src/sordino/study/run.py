@@ -28,7 +28,7 @@ from sordino.methods.settings import Settings
 from sordino.models.features import Spec
 from sordino.privacy.trust import NOBODY_TRUSTED, Trust
 from sordino.privacy.types import Budget
-from sordino.study.arguments import as_path, check_callbacks, check_clients, check_options, check_seed
+from sordino.study.arguments import as_path, check_callbacks, check_clients, check_flag, check_options, check_seed
 from sordino.study.baselines import Compared
 from sordino.study.features import described, with_features
 from sordino.study.folder import Folder, Keeper, Planned, planned
@@ -47,14 +47,19 @@ def load(path: str | os.PathLike[str], model: nn.Module | None = None) -> Run:
     about = result["study"]["model"]
     template = model
     if model is not None:
-        models.check(model, tuple(about["shape"]), about["classes"])
+        models.check(model, tuple(about["shape"]), about["classes"], models.dtype_of(about.get("tokens")))
     elif about["name"] in models.names() or ":" in about["name"]:
         options, features = about["options"], about.get("features")
         if features is not None:
             options = {**options, "features": {"name": features["name"], **features["options"]}}
-        template = models.build(about["name"], tuple(about["shape"]), about["classes"], result["seed"], **options)
+        records = tuple(about["shape"]), about["classes"], result["seed"]
+        template = models.build(about["name"], *records, tokens=about.get("tokens"), **options)
         if features is not None and described(template)["sha256"] != features["sha256"]:
             raise BadInput(f"features '{features['name']}' are not what this run was trained with: their hash differs")
+    if template is not None and "frozen" in about and models.digest(template) != about["frozen"]:
+        raise BadInput(
+            "the model's frozen weights are not those that this run's adapters were trained beside: build it as then"
+        )
     return Run(result, weights, template, personal)
 
 
@@ -91,9 +96,9 @@ def prepare(
     given = {key: value for key, value in training.items() if value is not None}
     options = dict(model_options or {})
     if isinstance(model, str) and model == "auto":
-        model, options = models.usual(clients.shape, clients.ranged, options)
-    template = models.build(model, clients.shape, clients.classes, seed, **options)
-    models.check(template, clients.shape, clients.classes)
+        model, options = models.usual(clients.shape, clients.ranged, options, clients.tokens)
+    template = models.build(model, clients.shape, clients.classes, seed, tokens=clients.tokens, **options)
+    models.check(template, clients.shape, clients.classes, models.dtype_of(clients.tokens))
     loss = "cross-entropy" if clients.task == "classification" else "half-squared-error"
     if precision not in {"float32", "mixed"}:
         raise BadInput(f"precision {precision!r} is unknown: use float32 or mixed")
@@ -112,7 +117,8 @@ def prepare(
         judged_by = engine
         trained, graded_loss = chosen.local.trains(trained)
         engine = build(trained, graded_loss)
-    reach = models.reach(template, clients.shape) if methods.wants_auto(chosen, given) else 1.0
+    auto = methods.wants_auto(chosen, given)
+    reach = models.reach(template, clients.shape, clients.tokens) if auto else 1.0
     learner = methods.Learner(engine.dimension, clients.classes, reach, models.weight_size(template))
     plan = methods.settle(chosen, given, population, learner, seed, noises=before and before.noises, trust=trust)
     if evaluation is not None and held is not None:
@@ -129,7 +135,9 @@ def prepare(
             "shape": list(clients.shape),
             "classes": clients.classes,
             "parameters": engine.dimension,
+            **({} if clients.tokens is None else {"tokens": clients.tokens}),
             **({"features": described(template)} if "features" in options else {}),
+            **({"frozen": models.digest(template)} if models.has_adapters(template) else {}),
         },
         "loss": loss,
         "method": {"name": chosen.name, **chosen.describe()},
@@ -191,6 +199,7 @@ def train(
     features: Spec | None = None,
     name: str | None = None,
     precision: str = "float32",
+    deterministic: bool = True,
     trust: Trust | Mapping[str, Any] | None = None,
     evaluation: Evaluation | Mapping[str, Any] | None = None,
     baselines: bool = False,
@@ -202,7 +211,7 @@ def train(
     ----------
     clients: a federation with budgets: ``sd.data.load(…).partition(…).with_budgets(…)``.
     model: a name, ``"module:factory"``, or an ``nn.Module``. ``"auto"`` is a linear head on fixed features: scattering
-        for images, bins for tables with declared ranges.
+        for images, bins for tables with declared ranges, which words there are for texts.
     features: a fixed map to put before the model, applied once: ``"scatter"``, ``{"name": "binned", "bins": 16}``,
         ``"module:factory"``.
     method: a registered name, or ``sd.Method(…)``. ``"auto"`` sets itself from public facts: sizes, budgets, the model.
@@ -213,6 +222,8 @@ def train(
     callbacks: called with each round's record.
     name: what to call the study in reports.
     precision: ``"mixed"`` lets a GPU compute activations in TF32; gradients of parameters and norms never are.
+    deterministic: repeat the run bit for bit on a GPU too, by slower algorithms; ``False`` lets its last bits vary. The
+        same run either way: draws, keys and promises do not depend on it.
     trust: ``{"noise": "shared", "colluders": 3}``: the server sees the sum of all updates alone, sites share the noise,
         and promises hold against the server and any three other sites (``Trust``). Default: noise per site, which holds
         against everybody.
@@ -223,41 +234,29 @@ def train(
     **training: fields of ``Training``: batch or rate, steps or epochs, lr, clip, sampling, select, …. ``lr``, ``clip``,
         ``rate`` and ``evaluate`` may be ``"auto"`` for any method.
 
+    Under ``torchrun`` (or with ``sordino run --processes``) several processes train one run together, give them all the
+    same arguments: each takes the turns of some clients, the first charges and writes, all return the same run.
+
     Guarantees
     ----------
     Every release is charged to the ledger before its noise is drawn; no client's spent ε exceeds its budget.
     """
     check_callbacks(callbacks)
-    shard = Shard.now()
-    if shard is not None and resume:
-        raise BadInput("a run over several processes cannot be resumed: resume it in one, or start it afresh")
-    kept = out is not None
-    if shard is not None and not shard.first:
-        out = ledger = None
+    check_flag("deterministic", deterministic)
     if resume and out is None:
         raise BadInput("resume=True needs out=, the folder of the run to go on with")
-    folder = None if out is None else as_path("out", out)
-    before = planned(folder) if folder is not None and resume else None
+    shard, folder = Shard.now(), None if out is None else as_path("out", out)
+    before = shard.of_first(lambda: planned(folder) if folder is not None and resume else None)
     options, settings = with_features(model_options, features), {"rounds": rounds, **training}
     chosen = Trust.parse(trust), Evaluation.parse(evaluation)
     ready = prepare(clients, model, method, seed, options, settings, before, precision, *chosen)
-    if shard is not None and kept and ready.plan.method.local.state:
-        raise BadInput(
-            f"{ready.plan.method.name!r} keeps state at clients, which a checkpoint of one process of several lacks"
-        )
-    if shard is not None and ready.plan.method.local.begin is not None:
-        raise BadInput(
-            f"{ready.plan.method.name!r} gives every client a model of its own, which processes do not share: use one"
-        )
-    if shard is not None and baselines:
-        raise BadInput("baselines are trained by one process: leave them out of a run over several")
+    ready = replace(ready, deterministic=deterministic)
     if baselines:
-        like = partial(_like, model=model, seed=seed, options=options, precision=precision)
+        like = partial(_like, model=model, seed=seed, options=options, precision=precision, deterministic=deterministic)
         ready = replace(ready, baselines=Compared(ready, settings, like, device).find)
     torch_device(device)  # refuses one that is not there, before a folder is made
-    keeper = Keeper(None if ledger is None else as_path("ledger", ledger))
-    if folder is not None:
-        keeper = keep_in(folder, ready, resume, keeper.ledger)
+    pays = None if ledger is None else as_path("ledger", ledger)
+    keeper = shard.of_first(lambda: Keeper(pays) if folder is None else keep_in(folder, ready, resume, pays))
     return train_alone(ready, keeper, device, callbacks, name)
 
 
@@ -270,9 +269,11 @@ def _like(
     seed: int,
     options: dict[str, Any] | None,
     precision: str,
+    deterministic: bool,
 ) -> Prepared:
     """A run with other clients, another method and other settings than the one it is compared with, else the same."""
-    return prepare(clients, model, method, seed, options, settings, precision=precision)
+    ready = prepare(clients, model, method, seed, options, settings, precision=precision)
+    return replace(ready, deterministic=deterministic)
 
 
 def keep_in(path: Path, ready: Prepared, resume: bool, ledger: Path | None = None) -> Folder:

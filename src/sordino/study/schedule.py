@@ -227,7 +227,7 @@ def _check_there(workers: Sequence[Any]) -> None:
         )
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """End this process when the one that started it was killed: the same runs may be begun again at any moment."""
     parent = multiprocessing.parent_process()
     if parent is not None:
@@ -238,7 +238,7 @@ def _end_with_parent() -> None:
 def _work(maker: Maker[Any], how: Scheduler, tasks: Any, news: Any, threads: int) -> None:
     """A worker: shares of runs until there are none."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process hears it, and ends the others
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=end_with_parent, daemon=True).start()
     torch.set_num_threads(threads)
     try:
         while (share := tasks.get()) is not None:

@@ -52,6 +52,7 @@ class StudyKeys(Section):
     seed: int = Field(default=0, ge=0)
     rounds: Annotated[int, Field(gt=0)] | Auto | None = None
     device: Annotated[str, AfterValidator(_device)] = "cpu"
+    deterministic: bool = True
     track: Literal["tensorboard", "mlflow"] | None = None
     baselines: bool = False
 
@@ -235,15 +236,17 @@ Exchanged = str | dict[str, Any] | None
 
 
 class ModelKeys(Section):
-    """``[model]``: a name or ``module:factory``, its options, and a fixed map to put before it."""
+    """``[model]``: a name or ``module:factory``, its options, a fixed map before it, adapters beside its layers."""
 
     name: str = "auto"
     options: dict[str, Any] = {}
     features: Exchanged = None
+    lora: int | dict[str, Any] | None = None
 
     def all_options(self) -> dict[str, Any]:
-        """What ``models.build`` takes beside the name: the options, and the features where there are some."""
-        return {**self.options, **({} if self.features is None else {"features": self.features})}
+        """What ``models.build`` takes beside the name: the options, and the features and adapters where there are."""
+        also = {"features": self.features, "lora": self.lora}
+        return {**self.options, **{key: value for key, value in also.items() if value is not None}}
 
 
 class MethodKeys(Section):

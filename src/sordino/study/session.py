@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,12 @@ from sordino.client.rows import Records, seen_alone
 from sordino.client.turn import Work
 from sordino.data import Federation
 from sordino.engine.checkpoint import Checkpoint
-from sordino.engine.devices import threads_for_step, torch_device
+from sordino.engine.devices import repeatable, threads_for_step, torch_device
 from sordino.engine.evaluate import Observer
 from sordino.engine.mapped import MAPPED_BYTES, make_records
 from sordino.engine.rounds import stopped
 from sordino.engine.scoring import Scoring
-from sordino.engine.sharded import Shard
+from sordino.engine.sharded import ProcessLost, Shard, SharedGate
 from sordino.engine.simulate import Setup, simulate
 from sordino.engine.together import simulate_together
 from sordino.errors import BadInput, BudgetRefused, CannotStack, Diverged, SordinoError
@@ -38,7 +39,7 @@ from sordino.privacy.gate import Gate
 from sordino.privacy.generators import Keyed
 from sordino.privacy.held import HELD
 from sordino.privacy.ledger import Ledger, LedgerPlan
-from sordino.study.folder import Copies, Keeper
+from sordino.study.folder import Begun, Copies, Keeper
 from sordino.study.prepared import Prepared, Run
 from sordino.study.result import build_result, records_of
 
@@ -77,22 +78,32 @@ class Session:
     ) -> None:
         self.book = book if ready.plan.method.private else None
         self.run = run
-        payable = {} if self.book is None else open_accounts(self.book, ready.plan, run, study)
-        judged = {} if self.book is None else open_held_accounts(self.book, ready, run, study)
-        shard = Shard.now()
-        payable = payable if shard is None else shard.same(payable)
-        if state is None and self.book is not None:
-            check_payable(ready.plan, payable, self.book, run)
+        shard = self.shard = Shard.now()
+
+        def opened() -> tuple[dict[str, int], dict[str, int]]:
+            if self.book is None:
+                return {}, {}
+            payable = open_accounts(self.book, ready.plan, run, study)
+            judged = open_held_accounts(self.book, ready, run, study)
+            if state is None:
+                check_payable(ready.plan, payable, self.book, run)
+            return payable, judged
+
+        payable, judged = shard.of_first(opened)
         plan = methods.adapt(ready.plan, payable, ready.engine.dimension, ready.seed)
         self.ready = replace(ready, plan=plan)
-        self.gate = gate(self.book, Keyed(ready.key), run)
-        self.setup = replace(make_setup(self.ready, self.gate, payable, device, records), shard=shard)
+        source = Keyed(ready.key)
+        self.gate = gate(self.book, source, run)
+        if shard.size > 1:
+            self.gate = SharedGate(self.book, source, run, shard, ready.plan.method.private)
+        self.setup = make_setup(self.ready, self.gate, payable, device, records)
         if plan.judging is not None and ready.held is not None:
-            scoring = Scoring(plan, plan.judging, ready.held, ready.judge or ready.engine, self.gate, judged)
+            scoring = Scoring(plan, plan.judging, ready.held, ready.judge or ready.engine, self.gate, judged, shard)
             self.setup = replace(self.setup, scoring=scoring)
         shown = (ready.judge or ready.engine).flatten(ready.template).to(device)
         first = shown if ready.judge is None else ready.engine.flatten(ready.trained).to(device)
-        self.state = Checkpoint(0, first, shown) if state is None else state
+        # A module of one's own may begin elsewhere in every process: the first one's weights are the run's.
+        self.state = state or shard.same(Checkpoint(0, first, shown))
 
     def rounds(self) -> Iterator[Checkpoint]:
         """Train the rounds that are left; the state after each."""
@@ -101,7 +112,8 @@ class Session:
     def result(self, name: str | None) -> Run:
         """End the run: its result, called ``name``. What was declared and not used is free again in the ledger."""
         plan, state = self.ready.plan, self.state
-        if early := stopped(plan, state.round, state.history):
+        early = stopped(plan, state.round, state.history)
+        if early and self.shard.first:
             log.warning("%s: %s", plan.method.name, early["reason"])
         study = {**({} if name is None else {"name": name}), **self.ready.study}
         study |= {"auto": list(plan.why)} if plan.why else {}
@@ -112,14 +124,20 @@ class Session:
             result["baselines"] |= self.ready.baselines()
         if self.book is not None:
             self.book.close_run(self.run)
-        return Run(result, state.chosen.detach().cpu(), self.ready.template, self._personal())
+        personal = self._personal()
+        return Run(self.shard.same(result), state.chosen.detach().cpu(), self.ready.template, personal)
+
+    def collect(self) -> None:
+        """Bring what clients keep at all processes to the first one, which writes it down."""
+        self.shard.collect(self.state, self.setup.work.local.state, len(self.ready.plan.clients))
 
     def _personal(self) -> Tensor | None:
         """All clients' own models, a row each; None where there are none, or more than a run should hold."""
         own, count = self.setup.own_models(self.state), len(self.ready.plan.clients)
         if own is None or 4 * count * len(self.state.weights) > MAPPED_BYTES:
             return None
-        return torch.stack([own(client).detach().cpu() for client in range(count)])
+        self.collect()
+        return self.shard.of_first(lambda: torch.stack([own(client).detach().cpu() for client in range(count)]))
 
 
 def train_alone(
@@ -161,6 +179,8 @@ def train_together(
                 "runs that share a stack have one model, loss and shape of a record, take many records at a time and "
                 "have them in memory: train these apart"
             )
+    if Shard.now().size > 1:
+        raise CannotStack("runs that several processes simulate together do not share a stack: train these apart")
     keeper = Copies(None, [""] * len(runs)) if keeper is None else keeper
     return _train(runs, keeper, torch_device(device), callbacks, name, stack=True)
 
@@ -174,6 +194,7 @@ def _train(
     stack: bool = False,
 ) -> list[Run | Diverged | BudgetRefused]:
     """The sessions of one run, or of a stack, from their accounts to their results."""
+    shard = Shard.now()
     sessions: dict[int, Session] = {}
     ended: dict[int, Run | Diverged | BudgetRefused] = {}
     held: dict[tuple[int, ...], Records] = {}
@@ -182,18 +203,20 @@ def _train(
         for callback in callbacks:
             callback(record)
 
-    with tempfile.TemporaryDirectory(prefix="sordino-") as scratch, _ending(keeper):
+    same_bits = repeatable(device, all(one.deterministic for one in runs))
+    with tempfile.TemporaryDirectory(prefix="sordino-") as scratch, same_bits, _ending(keeper, shard):
         with ExitStack() as books:
             for place, ready in enumerate(runs):
-                run, book, state = keeper.begin(place, ready.plan.method.private, Path(scratch), device)
-                books.enter_context(book)
+                begin = partial(keeper.begin, place, ready.plan.method.private, Path(scratch), device)
+                run, book, state = _begin(shard, begin, books, device)
                 own = ready.clients
                 source = tuple(id(part) for part in (own.x, own.y, own.valid, own.units))
                 ready = replace(ready, engine=runs[0].engine)
                 try:
                     session = Session(ready, book, run, device, state, records=held.get(source), study=name or "")
                 except BudgetRefused as error:
-                    keeper.undo(place)
+                    if shard.first:
+                        keeper.undo(place)
                     ended[place] = error
                     continue
                 held[source] = session.setup.records
@@ -202,20 +225,41 @@ def _train(
                 if keeper.retells:
                     tell({"round": number})
             for record in (_stacked if stack else _alone)(sessions, ended):
-                keeper.keep(*(one.state for one in sessions.values()))
+                if keeper.keeps:
+                    for one in sessions.values():
+                        one.collect()
+                shard.of_first(lambda: keeper.keep(*(one.state for one in sessions.values())))
                 tell(record)
             ended |= {place: one.result(name) for place, one in sessions.items() if place not in ended}
         for place, done in ended.items():
             if isinstance(done, Run):
-                keeper.finish(done.result, done.weights, place, done.personal)
+                finish = partial(keeper.finish, done.result, done.weights, place, done.personal)
+                shard.of_first(finish)
     return [ended[place] for place in range(len(runs))]
+
+
+def _begin(
+    shard: Shard, begin: Callable[[], Begun], books: ExitStack, device: torch.device
+) -> tuple[str, Ledger | None, Checkpoint | None]:
+    """A run's name and the state that it goes on from, in all processes; the ledger, open, in the first."""
+    found: list[Begun] = []
+
+    def begun() -> str:
+        found.append(begin())
+        books.enter_context(found[0][1])
+        return found[0][0]
+
+    run = shard.of_first(begun)
+    _, book, state = found[0] if found else (run, None, None)
+    return run, book, shard.spread(state, device)
 
 
 def _alone(sessions: Mapping[int, Session], ended: dict[int, Any]) -> Iterator[dict[str, Any]]:
     """The rounds of one session; where it diverges it is ``ended``."""
     for place, session in sessions.items():
         ready = session.ready
-        _warn_untested(ready.clients)
+        if session.shard.first:
+            _warn_untested(ready.clients)
         with threads_for_step(ready.engine.dimension, max(c.terms.divisor for c in ready.plan.clients)):
             try:
                 for now in session.rounds():
@@ -237,14 +281,16 @@ def _stacked(sessions: Mapping[int, Session], ended: dict[int, Any]) -> Iterator
 
 
 @contextmanager
-def _ending(keeper: Keeper) -> Iterator[None]:
-    """Tell a keeper how its runs ended; an interruption is no end."""
+def _ending(keeper: Keeper, shard: Shard) -> Iterator[None]:
+    """Tell a keeper how its runs ended; an interruption is no end, nor is it when another process is gone."""
     try:
         yield
     except SordinoError as error:
-        keeper.end(error)
+        if shard.first and not isinstance(error, ProcessLost):
+            keeper.end(error)
         raise
-    keeper.end()
+    if shard.first:
+        keeper.end()
 
 
 def _warn_untested(clients: Federation) -> None:
@@ -365,7 +411,8 @@ def make_setup(
         work = replace(work, alone=gradients.Alone(ready.trained, loss_by_name(graded), copies=work.copies))
     loss = loss_by_name(ready.study["loss"]).values
     classes = clients.task == "classification"
-    observer = Observer(judge, loss, records, held, clients.sizes, central, classes, trained)
+    shard = Shard.now()
+    observer = Observer(judge, loss, records, held, clients.sizes, central, classes, trained, shard)
     return Setup(
         plan,
         work,
@@ -376,6 +423,7 @@ def make_setup(
         payable=payable,
         spending=lambda turns: spending(plan, turns),
         members=clients.members,
+        shard=shard,
     )
 
 

@@ -24,6 +24,7 @@ from sordino.data.own import TABLES, kind_of, load_folder, read_words, schema_be
 from sordino.data.read import delimiter_of, read_by, read_table
 from sordino.data.schema import Schema, parse_schema, word
 from sordino.data.survey import Places, Survey, places, read_raw
+from sordino.data.tokens import with_words_read
 from sordino.data.units import UNIT_NAME, kept, members, numbered
 from sordino.engine.federation.attending import Roll, check_living
 from sordino.engine.federation.certificates import check_name
@@ -207,7 +208,8 @@ class SiteFile(Section):
             whose, most = torch.from_numpy(members(dataset.units, schema.unit_records)), schema.unit_records
         records = Records(torch.from_numpy(dataset.x), torch.from_numpy(dataset.y), valid, members=whose)
         shape, hashed = dataset.x.shape[1:], schema_hash(schema)
-        return records, Declared(len(records), shape, dataset.classes, hashed, unit_records=most)
+        about = len(records), shape, dataset.classes, hashed
+        return records, Declared(*about, unit_records=most, tokens=dataset.tokens)
 
     def _check_unit(self, schema: Schema) -> None:
         """Refuse a schema that protects another unit than this site insists on, or parts a unit's records."""
@@ -401,7 +403,7 @@ def read_site(path: Path) -> SiteFile:
     except tomllib.TOMLDecodeError as error:
         raise BadInput(f"{path} is not valid TOML: {error}") from None
     try:
-        found = SiteFile.model_validate(table)
+        found = SiteFile.model_validate(with_words_read(table, path.parent))
     except ValidationError as error:
         raise BadInput(explain(error, SiteFile)) from None
     found._lies = path.parent

@@ -150,7 +150,7 @@ def sweep(
 
 def _claim(out: Path, study: Study, values: Mapping[str, Any]) -> None:
     """Note which study a folder's runs belong to; refuse a folder with runs of another one."""
-    ignored = {"study.name", "study.device", "study.track", *values}
+    ignored = {"study.name", "study.device", "study.deterministic", "study.track", *values}
     told = {key: value for key, value in _lists(study.table()) if key not in ignored}
     told = json.loads(json.dumps(told))
     file = out / "sweep.json"

@@ -159,7 +159,7 @@ def _width(plan: Plan, name: str, check: Check, dimension: int) -> int:
 def _paces(ready: Served, shared: bool) -> tuple[float, float]:
     """Seconds that one record's gradient takes on this machine, and one number of a site's exact noise; measured."""
     fixed, trained = models.split_fixed(ready.template)
-    x = torch.zeros(GRADED, *ready.brief["shape"])
+    x = torch.zeros((GRADED, *ready.brief["shape"]), dtype=models.dtype_of(ready.brief.get("tokens")))
     x = x if fixed is None else fixed(x).detach()  # a site applies these once, not at every step
     y = torch.zeros(GRADED, dtype=torch.float32 if ready.brief["classes"] is None else torch.int64)
     engine, source = gradients.Alone(trained, loss_by_name(ready.loss)), Secret()

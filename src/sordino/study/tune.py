@@ -220,7 +220,7 @@ def tune(study: Study, out: Path, ledger: Path | None = None, watch: Watch | Non
 def _told(out: Path, study: Study) -> dict[str, Any]:
     """What a search is known by; a folder with another one is refused: its noise was calibrated for those settings."""
     told: dict[str, Any] = json.loads(json.dumps({**study.table(), "tune": study.tune}, default=str))
-    for key in ("name", "device", "track"):
+    for key in ("name", "device", "deterministic", "track"):
         told.get("study", {}).pop(key, None)
     check_kind(out, "tuning")
     file = out / "tune.json"

@@ -15,19 +15,24 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from sordino.client.gradients import fused, pooled
 from sordino.client.gradients.convolution import ConvLayer
 from sordino.client.gradients.layers import EmbeddingLayer, GroupNormLayer, LayerNormLayer, LinearLayer
+from sordino.client.gradients.parts import parted
 from sordino.client.gradients.patches import Geometry, pads_with_zeros
 from sordino.client.gradients.standardised import StandardisedConvLayer
-from sordino.client.gradients.tape import Layer, Tape, Workspace
+from sordino.client.gradients.tape import Layer, Tape, Unsupported, Workspace
+from sordino.client.gradients.tied import TiedLayer
 from sordino.client.gradients.types import Slot
-from sordino.errors import BadInput
+from sordino.models.attention import why_whole
+from sordino.models.recurrent import why_kept
 from sordino.models.standardised import StandardisedConv2d
 
 _RULES: dict[type[nn.Module], Callable[[str, Any, dict[str, Slot]], Layer]] = {
     nn.Linear: LinearLayer,
+    NonDynamicallyQuantizableLinear: LinearLayer,
     nn.Embedding: EmbeddingLayer,
     nn.Conv1d: ConvLayer,
     nn.Conv2d: ConvLayer,
@@ -38,10 +43,6 @@ _RULES: dict[type[nn.Module], Callable[[str, Any, dict[str, Slot]], Layer]] = {
     nn.InstanceNorm3d: GroupNormLayer,
     nn.LayerNorm: LayerNormLayer,
 }
-
-
-class Unsupported(BadInput):
-    """The fast engine cannot serve a model; the message says which layer and why."""
 
 
 def shadow_of(
@@ -58,9 +59,14 @@ def shadow_of(
         if parameter.requires_grad
     }
     shadow = copy.deepcopy(model, hollow)
-    layers = [_layer(name, shadow.get_submodule(name), own) for name, own in slots_by_layer(slots).items()]
+    owned = slots_by_layer(slots)
+    for name, key, first in aliases(model):
+        owned.setdefault(name, {})[key] = next(slot for slot in slots if slot.name == first)
+    parted(shadow, owned)
+    layers = [_layer(name, shadow.get_submodule(name), own) for name, own in owned.items()]
     for layer in layers:
         _route(shadow.get_submodule(layer.name), layer, run)
+    layers += _ties(layers)
     for module in shadow.modules():
         if getattr(module, "inplace", False):
             setattr(module, "inplace", False)  # noqa: B010  (what it would write over, a layer may have recorded)
@@ -78,8 +84,38 @@ def slots_by_layer(slots: list[Slot]) -> dict[str, dict[str, Slot]]:
     return owned
 
 
+def aliases(model: nn.Module) -> Iterator[tuple[str, str, str]]:
+    """The further names of trained parameters that several modules have: module, own name there, first name."""
+    first: dict[int, str] = {}
+    for name, module in model.named_modules():
+        for key, parameter in module._parameters.items():
+            if parameter is None or not parameter.requires_grad:
+                continue
+            if id(parameter) in first:
+                yield name, key, first[id(parameter)]
+            else:
+                first[id(parameter)] = f"{name}.{key}" if name else key
+
+
+def _ties(layers: list[Layer]) -> list[Layer]:
+    """A layer for every weight that several layers share."""
+    uses: dict[int, list[Layer]] = {}
+    for layer in layers:
+        for slot in layer.slots.values():
+            uses.setdefault(slot.offset, []).append(layer)
+    shared = {offset: members for offset, members in uses.items() if len(members) > 1}
+    return [TiedLayer(_slot_at(members[0], offset), members) for offset, members in shared.items()]
+
+
+def _slot_at(layer: Layer, offset: int) -> Slot:
+    return next(slot for slot in layer.slots.values() if slot.offset == offset)
+
+
 def _layer(name: str, module: nn.Module, own: dict[str, Slot]) -> Layer:
     kind = type(module)
+    if isinstance(module, nn.MultiheadAttention | nn.RNNBase):
+        why = why_whole(module) if isinstance(module, nn.MultiheadAttention) else why_kept(module)
+        raise Unsupported(f"layer '{name}' ({kind.__name__}) {why or 'is of a kind that is not known'}")
     if kind not in _RULES:
         raise Unsupported(f"layer '{name}' ({kind.__name__}) has no fast rule")
     if isinstance(module, nn.Embedding) and (module.max_norm is not None or module.scale_grad_by_freq):
@@ -144,13 +180,7 @@ class _Trained:
         layer = self.layer
         out, saved = layer.forward(x, tape)
         tape.volume += out.numel()
-
-        def backward(dy: Tensor, further: bool) -> Tensor:
-            dx = layer.input_gradient(dy, saved, tape) if further else dy
-            layer.record(dy, saved, tape)
-            return dx
-
-        return out, backward
+        return out, lambda dy, further: layer.backward(dy, saved, tape, further)
 
 
 @dataclass(frozen=True)
@@ -287,13 +317,15 @@ class Chain(Generic[Where]):
 
 def chain_of(model: nn.Module, layers: list[Layer]) -> Chain[Tape] | None:
     """The model as a chain, or None where its own forward code decides."""
+    if any(layer.recorder is not layer for layer in layers):
+        return None
     by_name = {layer.name: layer for layer in layers}
     stages: list[Stage[Tape]] = []
     trained: list[int] = []
     for name, module in in_order("", model):
         if name not in by_name:
-            if any(inner.startswith(f"{name}.") for inner in by_name):
-                return None
+            if any("forward" in vars(inner) for inner in module.modules()):
+                return None  # a trained layer is inside, or is this module under another name
             plain = plain_stage(name, module, isinstance(stages[-1], _Trained | _MaxPool)) if trained else None
             stages.append(plain or _Other(module, back=bool(trained)))
             continue

@@ -9,13 +9,14 @@ from torch import Tensor, nn
 
 from sordino.client.gradients import fused
 from sordino.client.gradients.alone import Alone
-from sordino.client.gradients.chain import Unsupported
 from sordino.client.gradients.exact import Exact
 from sordino.client.gradients.fast import Fast
+from sordino.client.gradients.lengths import squared_norms
 from sordino.client.gradients.losses import Loss, loss_by_name
-from sordino.client.gradients.types import Engine, Graded, LayerPlan, evaluating, precise
+from sordino.client.gradients.tape import Unsupported
+from sordino.client.gradients.types import Engine, Graded, LayerPlan, any_algorithm, evaluating, precise
 from sordino.errors import BadInput, SordinoError
-from sordino.models import refuse_batch_statistics, refuse_tied_weights, why_not_isolated
+from sordino.models import refuse_batch_statistics, why_not_isolated
 
 # Float32 rounding stays below, a wrong rule far above; an activation that changes sides turns a sum without changing
 # its length.
@@ -57,7 +58,6 @@ def build(
     """
     per_record = loss_by_name(loss)
     refuse_batch_statistics(model)
-    refuse_tied_weights(model)
     if kind not in {"auto", "fast", "exact"}:
         raise BadInput(f"unknown gradient engine '{kind}'; choose auto, fast or exact")
     if kind == "exact":
@@ -137,13 +137,13 @@ class Checked(Engine):
         kind = y.device.type
         if kind in self.settled or not bool(params.isfinite().all()):
             return
-        given = params, *_two_like(x, y, 0)
+        given = params, *_two_like(self._model, x, y, 0)
         model = self._model if kind == "cpu" else copy.deepcopy(self._model).to(y.device)
         allowed, self.engine.mixed = self.engine.mixed, False
         reason = disagreement(self.engine, model, self._loss, *given)
         if reason and kind != "cpu":
             # Float64 has no kernels of its own to compare; other records have other edges.
-            given = params, *_two_like(x, y, 1)
+            given = params, *_two_like(self._model, x, y, 1)
             reason = disagreement(self.engine, model, self._loss, *given)
         if reason and isinstance(self.engine, Fast) and fused.serves(given[1]):
             without = Fast(self._model, self._loss, copies=self.copies)
@@ -172,12 +172,13 @@ def disagreement(engine: Engine, model: nn.Module, loss: Loss, params: Tensor, x
     Both sides run in evaluation mode, so that dropout does not blur the comparison.
     """
     try:
-        with evaluating(engine.module), evaluating(model), precise():
+        with evaluating(engine.module), evaluating(model), precise(), any_algorithm():
             if x.device.type == "cpu":
                 graded = engine.shared(params, x, y, torch.zeros(len(y), dtype=torch.long), 1)
             else:  # where rows are stacked
                 graded = engine(params.expand(len(y), -1), x.unsqueeze(1), y.unsqueeze(1))
-            total = graded.pull(torch.ones_like(graded.norms)).sum(0)
+            pulled = graded.pull(torch.ones_like(graded.norms))
+            total = pulled[0] if len(pulled) == 1 else pulled.sum(0)
             plain = Alone(model, loss, apart=False, copies=engine.copies).under(params)(x, y)
         if plain.troubles:
             raise SordinoError(plain.troubles[0])
@@ -186,11 +187,14 @@ def disagreement(engine: Engine, model: nn.Module, loss: Loss, params: Tensor, x
     except Exception as error:  # whatever a model or a compiler of kernels raises
         why = str(error) or type(error).__name__
         return f"it could not be compared with plain autograd: {why.splitlines()[0]}"
-    norms = torch.linalg.vector_norm(plain.gradients, dim=1, dtype=torch.float64).to(params.dtype)
+    norms = squared_norms(plain.gradients).sqrt_().to(params.dtype)
+    whole = plain.gradients[0]
+    for other in plain.gradients[1:]:  # in place: a model may be large
+        whole += other
     gaps = {
         "losses": _gap(graded.losses.flatten(), params.new_tensor(plain.losses)),
         "norms": _gap(graded.norms.flatten(), norms),
-        "sums": _gap(total, plain.gradients.sum(0)),
+        "sums": _gap(total, whole),
     }
     for name, gap in gaps.items():
         if not gap <= AGREEMENT[name]:
@@ -199,13 +203,18 @@ def disagreement(engine: Engine, model: nn.Module, loss: Loss, params: Tensor, x
 
 
 def _gap(got: Tensor, wanted: Tensor) -> float:
-    return float((got - wanted).norm() / wanted.norm().clamp_min(torch.finfo(wanted.dtype).tiny))
+    return float(got.sub_(wanted).norm() / wanted.norm().clamp_min(torch.finfo(wanted.dtype).tiny))
 
 
-def _two_like(x: Tensor, y: Tensor, seed: int) -> tuple[Tensor, Tensor]:
-    """Two records at random where they are numbers, else of zeros: no client's values decide which engine is taken."""
-    labels = torch.zeros_like(y[:1]).expand(2, *y.shape[1:])
-    if not x.is_floating_point():
-        return torch.zeros_like(x[:1]).expand(2, *x.shape[1:]), labels
+def _two_like(model: nn.Module, x: Tensor, y: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+    """Two records at random, whole ones below the size of the model's smallest table, 0 where it has none.
+
+    No client's values decide which engine is taken.
+    """
+    labels, shape = torch.zeros_like(y[:1]).expand(2, *y.shape[1:]), (2, *x.shape[1:])
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn((2, *x.shape[1:]), generator=generator, dtype=x.dtype).to(x.device), labels
+    if x.is_floating_point():
+        return torch.randn(shape, generator=generator, dtype=x.dtype).to(x.device), labels
+    tables = [module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding)]
+    drawn = torch.randint(0, min(tables, default=1), shape, generator=generator)
+    return drawn.to(x.device, x.dtype), labels

@@ -1,4 +1,4 @@
-"""Conv1d and Conv2d: native convolutions in channels-last order, and five ways to per-record gradients.
+"""Conv1d and Conv2d: native convolutions in channels-last order, and seven ways to per-record gradients.
 
 Every way records ‖g_j‖² and holds what it needs for Σ_j a_j g_j; g_j = dy_jᵀ P_j with P_j the patches of record j.
 """
@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sordino.client.gradients import fused
+from sordino.client.gradients import fused, weights
 from sordino.client.gradients.lengths import Length, squared_by_gram, squared_norms, squared_outer
 from sordino.client.gradients.patches import Geometry, last_padded, patches_view, planes_view, scattered
+from sordino.client.gradients.positions import products_of, squared_convolution
 from sordino.client.gradients.tape import Held, Layer, Saved, Segments, Tape, Workspace
-from sordino.client.gradients.types import LayerPlan, Slot
+from sordino.client.gradients.types import LayerPlan, Slot, in_full
 
 GHOST_GAIN = 24  # products that one held number is worth: written once, read twice
 FEW_CHANNELS = 4
@@ -38,14 +39,14 @@ class ConvLayer(Layer):
         self.inputs, self.outputs = module.in_channels, module.out_channels
         self.method, self.reason = "fast", "the way is chosen when the size of its input is known"
         self.way: Way | None = None
-        self.joined: Way | None = None
+        self.with_pool: Way | None = None
         """Where the layer is recorded together with the pool after it: how; it then takes the place of its own way."""
         self._way_on: tuple[str, int] = ("", 1)
 
     def plan(self) -> LayerPlan:
         """How the layer is served, and why."""
-        plan = super().plan()
-        return plan if self.joined is None else plan._replace(method=self.joined.method, reason=self.joined.reason)
+        plan, way = super().plan(), self.with_pool
+        return plan if way is None else plan._replace(method=way.method, reason=way.reason)
 
     def weight(self, tape: Tape) -> Tensor:
         """The kernels with two axes, ``[(rows,) outputs, channels, kh, kw]``."""
@@ -70,7 +71,7 @@ class ConvLayer(Layer):
         elif isinstance(self.way, Planes) and self.inputs == 1 and x4.device.type == "cpu":
             out, saved = self.way.forward(self.name, x4, weight, bias, tape.scratch)
         else:
-            if x4.shape[2] * x4.shape[3] <= SMALL_IMAGE:
+            if math.prod(self.geometry.output(*x4.shape[2:])) <= SMALL_IMAGE:
                 saved = (x4 := x4.contiguous(),)
             _, stride, padding, dilation = self.geometry
             out = functional.conv2d(of_few_sizes(x4), weight, bias, stride, padding, dilation, self.groups)[: len(x4)]
@@ -92,6 +93,8 @@ class ConvLayer(Layer):
             dx = torch.ops.aten.convolution_backward(
                 slopes, inputs, weight, None, *places, False, [0, 0], self.groups, wanted
             )[0][: len(dy4)]
+            if dx.device.type == "cpu" and dx.shape[2] * dx.shape[3] > SMALL_IMAGE:  # as what is before it has it
+                dx = dx.contiguous(memory_format=torch.channels_last)
         return self._own_axes(dx)
 
     def _fused(self, x: Tensor) -> bool:
@@ -179,7 +182,7 @@ class ConvLayer(Layer):
 
     def pull(self, factors: Tensor, held: Held, segments: Segments, out: Tensor) -> None:
         """Weighted sums of what the way holds."""
-        way = self.joined or self.way
+        way = self.with_pool or self.way
         if "weight" in self.slots and way is not None:
             way.pull(factors, held, segments, out, self.slots["weight"])
         if "bias" in self.slots:
@@ -205,13 +208,19 @@ def way_for(geometry: Geometry, channels: tuple[int, int], groups: int, x: Tenso
     seen = inputs // groups * geometry.taps
     if groups > 1:
         return Patches(geometry, groups)
-    if positions**2 * (seen + outputs) <= GHOST_GAIN * seen * outputs:
+    fewest = min(products_of(geometry, (x.shape[-2], x.shape[-1]), copies))
+    if x.device.type == "cpu" and fewest * inputs + positions**2 * outputs <= GHOST_GAIN * seen * outputs:
+        reason = f"{positions} positions against {seen * outputs} weights: Gram matrices are smaller"
+        return Positions(geometry, reason)
+    if x.device.type != "cpu" and positions**2 * (seen + outputs) <= GHOST_GAIN * seen * outputs:
         reason = f"{positions} positions against {seen * outputs} weights: Gram matrices are smaller"
         return Ghost(geometry, reason, many=FEW_RECORDS * positions > outputs)
     if fused.serves(x):
         return Fused(geometry, bias) if copies == 1 else Patches(geometry, groups)
     if inputs <= FEW_CHANNELS:
         return Planes(geometry)
+    if weights.serves(x):
+        return Compiled(geometry, groups)
     return RowWindows(geometry) if geometry.dense else Patches(geometry, groups)
 
 
@@ -285,6 +294,22 @@ class Patches(Way):
         flat = grads.view(-1, outputs // self.groups, seen.shape[2])
         add_products(dy.transpose(1, 2), seen, flat, tape.copies, self.groups)
         return grads
+
+
+class Compiled(Patches):
+    """One product per record from the image itself by a compiled loop. Any stride and dilation, no groups."""
+
+    reason = "compiled: one product a record, no patches; held for the sum"
+
+    def record(self, layer: str, saved: Saved, dy: Tensor, tape: Tape) -> None:
+        """One product per record, its norm with it."""
+        x = saved[0]
+        if not weights.serves(x):
+            super().record(layer, saved, dy, tape)
+            return
+        grads = tape.room(layer, "grads", (dy.shape[2], x.shape[1] * self.geometry.taps), dy)
+        slopes = dy.unflatten(1, self.geometry.output(*x.shape[2:])).permute(0, 3, 1, 2)
+        tape.note(Length(weights.gradients(x, slopes, self.geometry, tape.copies, grads)))
 
 
 class Fused(Way):
@@ -414,7 +439,7 @@ class Ghost(Way):
         flat = seen.reshape(dy.shape[0], dy.shape[1], -1)
         tape.hold(layer, "seen", flat)
         tape.hold(layer, "dy", dy)
-        tape.note(squared_outer(flat, dy) if dy.shape[1] == 1 else squared_by_gram(flat, dy))
+        tape.note(squared_outer(flat[:, 0], dy[:, 0]) if dy.shape[1] == 1 else squared_by_gram(flat, dy))
 
     def pull(self, factors: Tensor, held: Held, segments: Segments, out: Tensor, slot: Slot) -> None:
         """``Σ_j a_j dy_jᵀ P_j`` as one product a row."""
@@ -425,3 +450,45 @@ class Ghost(Way):
         total = factors.new_empty(segments.rows, slot.size)
         segments.outer(scaled, held["seen"], total)
         _put_taps_first(total, out, slot)
+
+
+class Positions(Way):
+    """Norms by inner products of positions; input and dy are held, and the native kernel makes the sum of them.
+
+    The sum of a row is the weight's gradient for inputs x_j and slopes a_j·dy_j, as in training without privacy.
+    """
+
+    method = "ghost"
+
+    def __init__(self, geometry: Geometry, reason: str) -> None:
+        super().__init__(geometry)
+        self.reason = reason
+
+    def record(self, layer: str, saved: Saved, dy: Tensor, tape: Tape) -> None:
+        """Gram matrices; input and dy are held with the order in which they lie."""
+        x, copies = saved[0], tape.copies
+        slopes = dy.transpose(1, 2).unflatten(2, self.geometry.output(*x.shape[2:]))
+        for key, images in (("x", x), ("dy", slopes)):
+            last = images.is_contiguous(memory_format=torch.channels_last) and not images.is_contiguous()
+            by_record = images.unflatten(0, (-1, copies))
+            tape.hold(layer, f"{key} last" if last else key, by_record.movedim(2, 4) if last else by_record)
+        if copies * slopes.shape[2] * slopes.shape[3] == 1:
+            seen = patches_view(last_padded(x, self.geometry), self.geometry)
+            tape.note(squared_outer(seen.reshape(len(x), 1, -1), dy))
+        else:
+            tape.note(squared_convolution(x, slopes, self.geometry, copies))
+
+    def pull(self, factors: Tensor, held: Held, segments: Segments, out: Tensor, slot: Slot) -> None:
+        """``Σ_j a_j dy_jᵀ P_j`` as one native gradient a row."""
+        x, dy = (held[key] if key in held else held[f"{key} last"].movedim(4, 2) for key in ("x", "dy"))
+        (kh, kw), *places = self.geometry
+        like = out.new_empty(1).expand(slot.shape[0], slot.shape[1], kh, kw)
+        whole = slot.part(out)
+        if len(segments.pieces) < segments.rows:
+            whole.zero_()
+        for row, start, stop in segments.pieces:
+            scaled = dy[start:stop] * factors[start:stop].view(-1, 1, 1, 1, 1)
+            given = scaled.flatten(0, 1), x[start:stop].flatten(0, 1), like, None
+            with in_full():
+                found = torch.ops.aten.convolution_backward(*given, *places, False, [0, 0], 1, [False, True, False])[1]
+            whole[row].view(like.shape).copy_(found)

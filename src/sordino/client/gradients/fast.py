@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from sordino.client.gradients.chain import Unsupported, chain_of, shadow_of
+from sordino.client.gradients.chain import chain_of, shadow_of
 from sordino.client.gradients.convolution import ConvLayer
 from sordino.client.gradients.graphs import Graphs
 from sordino.client.gradients.lengths import Length
@@ -26,7 +26,7 @@ from sordino.client.gradients.types import (
 
 BLOCK_BYTES = 12 * 2**20
 SMALLEST_BLOCK = 16
-WEIGHT_READS = 1
+WEIGHT_READS = 2
 ACTIVATIONS = 4  # a layer's output, its activation, their gradients
 Window = tuple[Tensor, int, int]
 PER_RECORD = {"grads", "weight", "bias"}
@@ -142,7 +142,7 @@ class Fast(Engine):
         records = stop - start
         if records == 0 or weights.device.type != "cpu" or not self._convolves or not self._volume:
             return [(weights, start, stop)]
-        # Every pass reads all weights: a block should put out more than that.
+        # Every pass reads all weights, and puts them in the native kernels' order: a block should put out more.
         least = max(SMALLEST_BLOCK, WEIGHT_READS * self.dimension // self._volume)
         most = max(1, max(least, BLOCK_BYTES // (weights.element_size() * self._volume)) // inner)
         size = -(-records // -(-records // most))
@@ -198,9 +198,6 @@ class Fast(Engine):
             squares.append(_added(tape.squares))
             excesses.append(sum(tape.excesses, torch.zeros_like(squares[-1])))
             self._volume = self._volume or tape.volume // ((stop - start) * inner)
-            for name, count in tape.used.items():
-                if count > 1:  # its gradient is a sum, whose norm the rules do not see
-                    raise Unsupported(f"layer '{name}' runs {count} times in one pass")
         self._kept = self._kept or _bytes_per_record(held, segments.records, self._volume * inner)
         loss, length = _joined(losses), Length(_joined(squares), _joined(excesses))
         finite = (loss + length.square).abs() < torch.inf  # squares are not negative: no infinity is cancelled
@@ -219,6 +216,8 @@ class Fast(Engine):
         with torch.enable_grad(), precise(self.mixed):
             losses = mean_of_inputs(self._loss.values(self._run(tape, x), y), copies, real)
             torch.autograd.grad(losses, self._anchor, torch.ones_like(losses), allow_unused=True)
+        with torch.no_grad(), precise(self.mixed):
+            tape.finish()
         return losses.detach()
 
     def _puller(self, held: dict[str, Held], finite: Tensor, segments: Segments) -> Pull:

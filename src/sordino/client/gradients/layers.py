@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sordino.client.gradients import fused
-from sordino.client.gradients.lengths import Length, squared_norms, squared_outer, squared_sum, squared_where_equal
+from sordino.client.gradients import fused, groups
+from sordino.client.gradients.lengths import Length, squared_by_gram, squared_norms, squared_outer
 from sordino.client.gradients.tape import Held, Layer, Saved, Segments, Tape
 from sordino.client.gradients.types import Slot
 
@@ -17,11 +17,12 @@ FEW_ENTRIES = 2**17
 class LinearLayer(Layer):
     """``y = x Wᵀ + b`` for x of ``[n, in]`` or ``[n, …, in]``.
 
-    With one position, ‖g‖² = ‖dy‖² ‖x‖². With t positions either the ghost norm Σ_{s,t} (x_s·x_t)(dy_s·dy_t) or the
-    per-record product dyᵀx, whichever costs less. The weighted sum is one product over all records of a row.
+    With one position, ‖g‖² = ‖dy‖² ‖x‖², and the weighted sum is one product over all records of a row. With t
+    positions the product dyᵀx is made for every record and held, or where that is large the norm is
+    Σ_{s,t} (x_s·x_t)(dy_s·dy_t).
     """
 
-    method, reason = "ghost", "‖g‖ = ‖dy‖·‖x‖ for one position; no per-record gradient"
+    method, reason = "ghost", "‖g‖ = ‖dy‖·‖x‖ for one position; for many, dyᵀx where it is small"
 
     def forward(self, x: Tensor, tape: Tape) -> tuple[Tensor, Saved]:
         """One product, or one per row where weights are stacked."""
@@ -48,25 +49,64 @@ class LinearLayer(Layer):
         return torch.bmm(flat, weight).view(*dy.shape[:-1], -1)
 
     def record(self, dy: Tensor, saved: Saved, tape: Tape) -> None:
-        """Squared norms by the cheapest way; x and dy themselves are held."""
+        """Squared norms, and what the sum needs: gradients where they are made and not large, else x and dy."""
         x3, dy3 = tape.folded(saved[0]), tape.folded(dy)
-        tape.hold(self.name, "dy", dy3)
-        if "weight" in self.slots:
+        n, positions, wide = x3.shape
+        if positions > 1 and "bias" in self.own:
+            self._keep(tape, "bias", dy3.sum(1))
+        if positions > 1 and "weight" in self.own and makes_gradients(positions, wide, dy3.shape[2]):
+            room = tape.room(self.name, "weight", (dy3.shape[2] * wide,), dy3)
+            torch.bmm(dy3.transpose(1, 2), x3, out=room.view(n, -1, wide))
+            tape.note(Length(squared_norms(room)))
+        elif positions > 1 and "weight" in self.own:
             tape.hold(self.name, "x", x3)
-            if x3.shape[1] == 1 and fused.serves(x3):
-                tape.note(Length(fused.outer_squares(x3[:, 0], dy3[:, 0], "bias" in self.slots)))
+            tape.hold(self.name, "dy", dy3)
+            tape.note(squared_by_gram(x3, dy3))
+        elif positions == 1 and self.own:
+            self._record_single(x3[:, 0], dy3[:, 0], tape)
+
+    def _record_single(self, x: Tensor, dy: Tensor, tape: Tape) -> None:
+        tape.hold(self.name, "dy", dy.unsqueeze(1))
+        if "weight" in self.own:
+            tape.hold(self.name, "x", x.unsqueeze(1))
+            if fused.serves(x):
+                tape.note(Length(fused.outer_squares(x, dy, "bias" in self.own)))
                 return
-            tape.note(squared_outer(x3, dy3))
-        if "bias" in self.slots:
-            tape.note(squared_sum(dy3))
+            tape.note(squared_outer(x, dy))
+        if "bias" in self.own:
+            tape.note(Length(squared_norms(dy)))
+
+    def _keep(self, tape: Tape, key: str, gradients: Tensor) -> None:
+        tape.hold(self.name, key, gradients)
+        tape.note(Length(squared_norms(gradients)))
+
+    def joined(self, runs: list[tuple[Tensor, Saved]]) -> tuple[Tensor, Saved]:
+        """The positions of all runs, one after the other."""
+        return cat_positions([dy for dy, _ in runs]), (cat_positions([saved[0] for _, saved in runs]),)
 
     def pull(self, factors: Tensor, held: Held, segments: Segments, out: Tensor) -> None:
-        """``Σ_j a_j dy_jᵀ x_j`` as one product a row."""
-        scaled = held["dy"] * factors.view(-1, 1, 1)
-        if "weight" in self.slots:
-            segments.outer(scaled, held["x"], self.slots["weight"].part(out))
-        if "bias" in self.slots:
-            segments.weighted(factors, held["dy"].sum(1), self.slots["bias"].part(out))
+        """``Σ_j a_j g_j`` of gradients that are held, else ``Σ_j a_j dy_jᵀ x_j`` as one product a row."""
+        if "weight" in held:
+            segments.weighted(factors, held["weight"], self.own["weight"].part(out))
+        elif "weight" in self.own:
+            segments.outer(held["dy"] * factors.view(-1, 1, 1), held["x"], self.own["weight"].part(out))
+        if "bias" in self.own:
+            segments.weighted(factors, held["bias"] if "bias" in held else held["dy"][:, 0], self.own["bias"].part(out))
+
+
+def makes_gradients(positions: int, wide: int, deep: int) -> bool:
+    """Whether to make and hold a record's gradient ``[deep, wide]`` rather than x and dy.
+
+    A gradient costs as many products as its share of the sum would, which then is a pass over what is held; inner
+    products of positions come on top of that sum, in float64. They pay where positions are few beside the weights. What
+    is held is up to four times as large as x and dy.
+    """
+    return wide * deep <= positions * (wide + deep) * min(max(1.0, positions / 16), 4.0)
+
+
+def cat_positions(values: list[Tensor]) -> Tensor:
+    """``[n, …, k]`` each, as one ``[n, positions, k]``."""
+    return torch.cat([each.reshape(each.shape[0], -1, each.shape[-1]) for each in values], 1)
 
 
 def _cuts(x: Tensor, weight: Tensor) -> int:
@@ -84,9 +124,9 @@ def _cut_product(x: Tensor, weight: Tensor, cuts: int) -> Tensor:
 
 
 class EmbeddingLayer(Layer):
-    """Rows of a table. ‖g‖² = Σ over pairs of positions with the same index of dy_s·dy_t."""
+    """Rows of a table. A record's gradient has the rows Σ_{s: i_s = i} dy_s of the indices i it holds, no others."""
 
-    method, reason = "ghost", "pairs of equal indices; no per-record table"
+    method, reason = "per-record", "the rows that a record reads; no per-record table"
 
     def __init__(self, name: str, module: nn.Embedding, slots: dict[str, Slot]) -> None:
         super().__init__(name, module, slots)
@@ -106,25 +146,47 @@ class EmbeddingLayer(Layer):
         return torch.zeros_like(saved[0])
 
     def record(self, dy: Tensor, saved: Saved, tape: Tape) -> None:
-        """Squared norms from the Gram matrix of dy where indices coincide."""
+        """Hold the gradient's rows, every one where its index comes first; the padding index has none."""
+        if self.own:
+            slopes, index = self.unpadded(dy, saved, tape)
+            rows = gathered(slopes, index)
+            tape.note(Length(squared_norms(rows)))
+            tape.hold(self.name, "rows", rows)
+            tape.hold(self.name, "index", index)
+
+    def unpadded(self, dy: Tensor, saved: Saved, tape: Tape) -> tuple[Tensor, Tensor]:
+        """Slopes ``[n, t, k]`` by records, exactly 0 at padding whatever they are there, and the indices ``[n, t]``."""
         dy3 = tape.folded(dy)
         index = saved[0].reshape(dy3.shape[:2])
-        if self.padding is not None:
-            dy3 = dy3.masked_fill((index == self.padding).unsqueeze(2), 0)
-        tape.note(squared_where_equal(dy3, index))
-        tape.hold(self.name, "dy", dy3)
-        tape.hold(self.name, "index", index)
+        return dy3 if self.padding is None else dy3.masked_fill((index == self.padding).unsqueeze(2), 0), index
+
+    def joined(self, runs: list[tuple[Tensor, Saved]]) -> tuple[Tensor, Saved]:
+        """The positions of all runs, one after the other."""
+        index = torch.cat([saved[0].reshape(len(saved[0]), -1) for _, saved in runs], 1)
+        return cat_positions([dy for dy, _ in runs]), (index,)
 
     def pull(self, factors: Tensor, held: Held, segments: Segments, out: Tensor) -> None:
         """Add scaled rows into each row's table."""
-        index = held["index"]
-        shift = torch.arange(segments.rows, device=index.device) * self.entries
-        counts = torch.tensor(segments.bounds, device=index.device).diff()
-        moved = index + shift.repeat_interleave(counts, output_size=segments.records).unsqueeze(1)
-        table = factors.new_zeros(segments.rows * self.entries, self.wide)
-        scaled = held["dy"] * factors.view(-1, 1, 1)
-        table.index_add_(0, moved.reshape(-1), scaled.reshape(-1, self.wide))
-        self.slots["weight"].part(out).copy_(table.view(segments.rows, -1))
+        if self.own:
+            self.own["weight"].part(out).copy_(summed_rows(factors, held, segments, self.entries))
+
+
+def gathered(dy: Tensor, index: Tensor) -> Tensor:
+    """Rows ``[n, t, k]`` of every record's gradient: Σ_s dy_s over its equal indices where one comes first, else 0."""
+    same = index.unsqueeze(2) == index.unsqueeze(1)
+    first = ~same.tril(-1).any(2, keepdim=True)
+    return torch.bmm((same & first).to(dy.dtype), dy)
+
+
+def summed_rows(factors: Tensor, held: Held, segments: Segments, entries: int) -> Tensor:
+    """Tables ``[rows, entries·k]`` with every row's sum of its records' scaled rows, each added at its index."""
+    index, rows = held["index"], held["rows"]
+    shift = torch.arange(segments.rows, device=index.device) * entries
+    counts = torch.tensor(segments.bounds, device=index.device).diff()
+    moved = index + shift.repeat_interleave(counts, output_size=segments.records).unsqueeze(1)
+    table = factors.new_zeros(segments.rows * entries, rows.shape[2])
+    table.index_add_(0, moved.reshape(-1), (rows * factors.view(-1, 1, 1)).flatten(0, 1))
+    return table.view(segments.rows, -1)
 
 
 class Affine(Layer):
@@ -134,7 +196,7 @@ class Affine(Layer):
 
     def keep(self, tape: Tape, scale: Tensor, shift: Tensor) -> None:
         """Hold the trained ones of the gradients ``[inputs, …]`` of scale and shift, a record's inputs added up."""
-        for key in self.slots:
+        for key in self.own:
             flat = (scale if key == "weight" else shift).flatten(1)
             flat = flat if tape.copies == 1 else flat.unflatten(0, (-1, tape.copies)).sum(1)
             tape.hold(self.name, key, flat)
@@ -142,7 +204,7 @@ class Affine(Layer):
 
     def pull(self, factors: Tensor, held: Held, segments: Segments, out: Tensor) -> None:
         """Weighted sums of what is held."""
-        for key, slot in self.slots.items():
+        for key, slot in self.own.items():
             segments.weighted(factors, held[key], slot.part(out))
 
 
@@ -169,10 +231,23 @@ class GroupNormLayer(Affine):
         x = x.contiguous(memory_format=order_of(x))
         n, channels, area = x.shape[0], x.shape[1], x[0, 0].numel()
         scale, shift = (None, None) if tape.stacked else (weight, bias)
+        if not tape.stacked and groups.serves(x):
+            normed = groups.forward(x, scale, shift, self.groups, self.eps)
+            return normed.out, (x, normed.mean, normed.inverse)
         out, mean, rstd = torch.native_group_norm(x, scale, shift, n, channels, area, self.groups, self.eps)
         if tape.stacked and bias is not None:
             out = out * _over_positions(weight, x.dim(), tape) + _over_positions(bias, x.dim(), tape)
         return out, (x, mean, rstd)
+
+    def backward(self, dy: Tensor, saved: Saved, tape: Tape, further: bool) -> Tensor:
+        """Both at once where there is a compiled loop: they read the same numbers."""
+        x, mean, rstd = saved
+        if tape.stacked or not groups.serves(x):
+            return super().backward(dy, saved, tape, further)
+        dy = dy.contiguous(memory_format=order_of(x))
+        back = groups.backward(dy, x, mean, rstd, self.weight(tape), further)
+        self.keep(tape, back.scale, back.shift)
+        return dy if back.input is None else back.input
 
     def input_gradient(self, dy: Tensor, saved: Saved, tape: Tape) -> Tensor:
         """Native backward for the input alone."""
@@ -217,27 +292,46 @@ class LayerNormLayer(Affine):
         return tape.per_record(values).view(x.shape[0], *between, *self.shape)
 
     def forward(self, x: Tensor, tape: Tape) -> tuple[Tensor, Saved]:
-        """Normalise, then scale and shift."""
+        """Normalise, scale and shift; a stacked scale and shift come after it."""
         x = x.contiguous()
-        out, mean, rstd = torch.native_layer_norm(x, self.shape, None, None, self.eps)
-        bias = self.bias(tape)
-        out = out * self._spread(self.weight(tape), x, tape)
-        return out if bias is None else out + self._spread(bias, x, tape), (x, mean, rstd)
+        weight, bias = self.weight(tape), self.bias(tape)
+        scale, shift = (None, None) if tape.stacked else (weight, bias)
+        out, mean, rstd = torch.native_layer_norm(x, self.shape, scale, shift, self.eps)
+        if tape.stacked:
+            out = out * self._spread(weight, x, tape)
+            out = out if bias is None else out + self._spread(bias, x, tape)
+        return out, (x, mean, rstd)
 
     def input_gradient(self, dy: Tensor, saved: Saved, tape: Tape) -> Tensor:
         """Native backward for the input alone."""
         x, mean, rstd = saved
-        dy = dy * self._spread(self.weight(tape), dy, tape)
-        dx: Tensor = torch.ops.aten.native_layer_norm_backward(
-            dy.contiguous(), x, self.shape, mean, rstd, None, None, [True, False, False]
-        )[0]
+        weight: Tensor | None = self.weight(tape)
+        if tape.stacked and weight is not None:
+            dy, weight = dy * self._spread(weight, dy, tape), None
+        # Where there is a scale, the native kernel asks for a shift too, and does not read it.
+        given = (dy.contiguous(), x, self.shape, mean, rstd, weight, weight, [True, False, False])
+        dx: Tensor = torch.ops.aten.native_layer_norm_backward(*given)[0]
         return dx
 
     def record(self, dy: Tensor, saved: Saved, tape: Tape) -> None:
         """Per-record gradients of scale and shift, summed over the axes before the normalised ones."""
         x, mean, rstd = saved
-        over = tuple(range(1, dy.dim() - len(self.shape)))
-        scale, shift = (x - mean).mul_(rstd).mul_(dy), dy
-        if over:
-            scale, shift = scale.sum(over), dy.sum(over)
-        self.keep(tape, scale, shift)
+        normed = tape.scratch.take("normed", tuple(x.shape), x)
+        product = torch.sub(x, mean, out=normed).mul_(dy)
+        between = dy.shape[1 : dy.dim() - len(self.shape)]
+        if not between:
+            self.keep(tape, product.mul_(rstd), dy)
+            return
+        n, positions = len(x), between.numel()
+        scale = torch.bmm(rstd.reshape(n, 1, positions), product.view(n, positions, -1)).squeeze(1)
+        self.keep(tape, scale, dy.reshape(n, positions, -1).sum(1))
+
+    def joined(self, runs: list[tuple[Tensor, Saved]]) -> tuple[Tensor, Saved]:
+        """The positions of all runs, one after the other."""
+
+        def cat(values: list[Tensor]) -> Tensor:
+            tails = [each.shape[each.dim() - len(self.shape) :] for each in values]
+            return torch.cat([each.reshape(len(each), -1, *tail) for each, tail in zip(values, tails)], 1)
+
+        x, mean, rstd = (cat([saved[k] for _, saved in runs]) for k in range(3))
+        return cat([dy for dy, _ in runs]), (x, mean, rstd)

@@ -62,28 +62,27 @@ def squared_norms(values: Tensor) -> Tensor:
 
 
 def squared_outer(x: Tensor, dy: Tensor) -> Length:
-    """‖Σ_t dy_t ⊗ x_t‖² per record of ``x[n, t, i]``, ``dy[n, t, o]``, by the way with fewer products."""
-    positions, wide, deep = x.shape[1], x.shape[2], dy.shape[2]
-    if positions == 1:
-        # Norms are multiplied, not squares: with a floor each, since one may be tiny and the other huge.
-        norms = [squared_norms(one).sqrt_().add_(VANISHES * math.sqrt(one.shape[2])) for one in (x, dy)]
-        return Length(norms[0].mul_(norms[1]).square_())
-    if positions * (wide + deep) <= wide * deep:
-        return squared_by_gram(x, dy)
-    # The product is made for its norm only; the sum over a row is another product, which rounds in its own way.
-    tall = [torch.linalg.vector_norm(one, dim=2).double().add_(VANISHES * math.sqrt(one.shape[2])) for one in (x, dy)]
-    reach = (tall[0] * tall[1]).sum(1).mul_(1 + 1e-3)
-    return Length(squared_norms(torch.bmm(dy.transpose(1, 2), x)), reach.mul_(2 * (positions + 4) * SINGLE))
+    """‖dy ⊗ x‖² = ‖dy‖²‖x‖² per record of ``x[n, i]``, ``dy[n, o]``."""
+    # Norms are multiplied, not squares: with a floor each, since one may be tiny and the other huge.
+    norms = [squared_norms(one).sqrt_().add_(VANISHES * math.sqrt(one.shape[1])) for one in (x, dy)]
+    return Length(norms[0].mul_(norms[1]).square_())
 
 
 def squared_by_gram(x: Tensor, dy: Tensor) -> Length:
     """‖Σ_t dy_t ⊗ x_t‖² = Σ_{s,t} (x_s·x_t)(dy_s·dy_t), in float64, with what cancellation may hide on top."""
-    seen, slopes = inner_products(x), inner_products(dy)
+    return squared_from_products(inner_products(x), inner_products(dy), x.shape[2] + dy.shape[2])
+
+
+def squared_from_products(seen: Tensor, slopes: Tensor, additions: int) -> Length:
+    """‖Σ_t dy_t ⊗ x_t‖² from x_s·x_t and dy_s·dy_t, ``[n, t, t]`` each, sums of so many products in all."""
     reach = (seen.diagonal(dim1=1, dim2=2) * slopes.diagonal(dim1=1, dim2=2)).sqrt_().sum(1)
-    square = seen.mul_(slopes).sum((1, 2)).clamp_min_(0)
-    additions = x.shape[2] + dy.shape[2] + 2 * x.shape[1] ** 2
-    square.add_(reach.square().mul_(additions * DOUBLE))
-    return Length(square, reach.mul_((x.shape[1] + 4) * SINGLE))
+    return widened(seen.mul_(slopes).sum((1, 2)), reach, seen.shape[1], additions)
+
+
+def widened(square: Tensor, reach: Tensor, positions: int, additions: int) -> Length:
+    """‖g‖² as inner products gave it, with what cancellation may hide on top; ``reach`` is B = Σ_t ‖x_t‖‖dy_t‖."""
+    square.clamp_min_(0).add_(reach.square().mul_((additions + 2 * positions**2) * DOUBLE))
+    return Length(square, reach.mul_((positions + 4) * SINGLE))
 
 
 def inner_products(values: Tensor) -> Tensor:
@@ -99,18 +98,20 @@ def inner_products(values: Tensor) -> Tensor:
     return found
 
 
-def squared_sum(dy: Tensor) -> Length:
-    """‖Σ_t dy_t‖² of ``dy[n, t, o]``: a bias, whose sum over a row rounds in its own way."""
-    if dy.shape[1] == 1:
-        return Length(squared_norms(dy))
-    reach = torch.linalg.vector_norm(dy, dim=2).double().add_(VANISHES * math.sqrt(dy.shape[2])).sum(1)
-    return Length(squared_norms(dy.sum(1)), reach.mul_(2.1 * (dy.shape[1] + 4) * SINGLE))
+def squared_with_rows(x: Tensor, dy: Tensor, rows: Tensor, index: Tensor) -> Length:
+    """‖Σ_t dy_t ⊗ x_t + Σ_s e_{i_s} ⊗ r_s‖² of ``x[n, t, i]``, ``dy[n, t, o]``, ``rows[n, s, i]``, ``index[n, s]``.
 
-
-def squared_where_equal(dy: Tensor, index: Tensor) -> Length:
-    """‖g‖² of an embedding's table: Σ over pairs of positions with the same index of dy_s·dy_t."""
-    gram = inner_products(dy)
-    reach = gram.diagonal(dim1=1, dim2=2).sqrt().sum(1)
-    square = gram.masked_fill_(index.unsqueeze(2) != index.unsqueeze(1), 0).sum((1, 2)).clamp_min_(0)
-    square.add_(reach.square().mul_((dy.shape[2] + 2 * dy.shape[1] ** 2) * DOUBLE))
-    return Length(square, reach.mul_((dy.shape[1] + 4) * SINGLE))
+    Rows are positions whose slopes are unit vectors, so the bounds are those of :func:`squared_by_gram`. Of two rows
+    of one index one is 0.
+    """
+    seen, slopes = inner_products(x), inner_products(dy)
+    reach = (seen.diagonal(dim1=1, dim2=2) * slopes.diagonal(dim1=1, dim2=2)).sqrt_().sum(1)
+    wide = rows.double()
+    squares = wide.square().sum(2)
+    reach.add_(squares.sqrt().sum(1))
+    picked = dy.gather(2, index.unsqueeze(1).expand(-1, dy.shape[1], -1)).double()
+    both = torch.bmm(x.double(), wide.transpose(1, 2)).mul_(picked).sum((1, 2))
+    square = seen.mul_(slopes).sum((1, 2)).add_(squares.sum(1)).add_(both, alpha=2).clamp_min_(0)
+    positions = x.shape[1] + rows.shape[1]
+    square.add_(reach.square().mul_((2 * x.shape[2] + dy.shape[2] + 2 * positions**2) * DOUBLE))
+    return Length(square, reach.mul_((positions + 4) * SINGLE))

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from sordino import native
-from sordino.client.gradients.convolution import ConvLayer, Ghost, Way
+from sordino.client.gradients.convolution import ConvLayer, Ghost, Positions, Way
 from sordino.client.gradients.lengths import Length
 from sordino.client.gradients.patches import Geometry, Pair
 from sordino.client.gradients.tape import Saved, Tape, Workspace
@@ -66,10 +66,10 @@ def serves(layer: ConvLayer, x: Tensor, tape: Tape, pool: Geometry) -> bool:
     found = None
     if x.dtype == torch.float32 and x.device.type == "cpu" and not tape.stacked and loops() is not None:
         seen = (x.shape[2], x.shape[3]), tape.copies
-        found = layer.joined
+        found = layer.with_pool
         if not (isinstance(found, Compiled) and found.seen == seen):
             found = Compiled(layer.geometry, seen) if _fits(layer, x, tape, pool) else None
-    layer.joined = found
+    layer.with_pool = found
     return found is not None
 
 
@@ -82,7 +82,8 @@ def _fits(layer: ConvLayer, x: Tensor, tape: Tape, pool: Geometry) -> bool:
     numbers = tape.copies * x[0].numel() * 4 + layer.outputs * layer.inputs * layer.geometry.taps * 16
     if numbers >= 2**31:  # places are told in 32 bits; with generous room for padding
         return False
-    return not isinstance(layer.find_way(x, tape.copies), Ghost)  # which never makes a record's gradient
+    # Which never make a record's gradient.
+    return not isinstance(layer.find_way(x, tape.copies), Ghost | Positions)
 
 
 def forward(layer: ConvLayer, x: Tensor, tape: Tape, side: int) -> tuple[Tensor, Saved]:

@@ -7,29 +7,44 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from sordino import pages
 from sordino.client.gradients import fused
 from sordino.client.gradients.lengths import Length
 from sordino.client.gradients.types import LayerPlan, Slot
+from sordino.errors import BadInput
 
 Held = dict[str, Tensor]
 Saved = tuple[Tensor, ...]
 SMALL, LARGE = 2**16, 2**19
 
 
+class Unsupported(BadInput):
+    """The fast engine cannot serve a model; the message says which layer and why."""
+
+
 class Layer(ABC):
-    """One trainable leaf of the model: how it runs, is differentiated, is recorded and is summed."""
+    """One trainable leaf of the model: how it runs, is differentiated, is recorded and is summed.
+
+    Attributes
+    ----------
+    slots: where it reads its trained parameters.
+    own: those of them that it records and sums itself; a weight that it shares with another layer is not among them.
+    recorder: the layer that all runs are recorded by, itself or one for a shared weight.
+    """
 
     method: str
     reason: str
 
     def __init__(self, name: str, module: nn.Module, slots: dict[str, Slot]) -> None:
         self.name, self.kind, self.slots = name, type(module).__name__, slots
+        self.own = slots
+        self.recorder: Layer = self
         self._fixed = {key: value.detach() for key, value in module.named_parameters(recurse=False)}
 
     def plan(self) -> LayerPlan:
@@ -62,9 +77,32 @@ class Layer(ABC):
     def record(self, dy: Tensor, saved: Saved, tape: Tape) -> None:
         """Add the layer's ‖g_j‖² to the tape and hold there what the weighted sum will need."""
 
+    def backward(self, dy: Tensor, saved: Saved, tape: Tape, further: bool) -> Tensor:
+        """Record the layer; the gradient of its input, or any tensor where nothing further back needs it."""
+        dx = self.input_gradient(dy, saved, tape) if further else dy
+        self.record(dy, saved, tape)
+        return dx
+
     @abstractmethod
     def pull(self, factors: Tensor, held: Held, segments: Segments, out: Tensor) -> None:
         """Write Σ_j factors_j · g_j into the layer's own slots of ``out[rows, d]``."""
+
+    def record_runs(self, runs: list[Run], tape: Tape) -> None:
+        """Record several runs of one pass, whose gradients add up: as one run over all their positions."""
+        dy, saved = self.joined([(one.dy, one.saved) for one in runs]) if len(runs) > 1 else runs[0][1:]
+        self.record(dy, saved, tape)
+
+    def joined(self, runs: list[tuple[Tensor, Saved]]) -> tuple[Tensor, Saved]:
+        """One run with the positions, hence the gradient, of several together."""
+        raise Unsupported(f"layer '{self.name}' ({self.kind}) runs {len(runs)} times in one pass")
+
+
+class Run(NamedTuple):
+    """What one run of a layer left for its recording."""
+
+    layer: Layer
+    dy: Tensor
+    saved: Saved
 
 
 class Workspace:
@@ -79,7 +117,7 @@ class Workspace:
         flat = self._buffers.get(key)
         if flat is None or flat.numel() < size or flat.dtype != dtype or flat.device != like.device:
             # Poisson batches change size at every step: some room above spares a new buffer each time.
-            flat = torch.empty(size + size // 8, dtype=dtype, device=like.device)
+            flat = pages.empty(size + size // 8, like=like.new_empty(0, dtype=dtype))
             self._buffers[key] = flat
         return flat[:size].view(shape)
 
@@ -109,8 +147,10 @@ class Tape:
     """‖g_j‖² of the window's records from every group of parameters, ``[window]`` or ``[window, parts]``."""
     excesses: list[Tensor] = field(default_factory=list)
     """What rounding may add to ‖g_j‖ beyond that, ``[window]`` each."""
-    used: dict[str, int] = field(default_factory=dict)
-    """How often each layer ran."""
+    ran: dict[str, int] = field(default_factory=dict)
+    """How often each layer ran in the forward pass, by who records it."""
+    waiting: dict[str, list[Run]] = field(default_factory=dict)
+    """Runs of layers that ran more than once, or share a weight: recorded together at the end of the pass."""
     volume: int = 0
     """Numbers the layers have put out."""
     copies: int = 1
@@ -130,6 +170,16 @@ class Tape:
     def folded(self, values: Tensor) -> Tensor:
         """Positions of all of a record's inputs as its own: ``[n·copies, …, k]`` to ``[n, copies·positions, k]``."""
         return values.reshape(values.shape[0] // self.copies, -1, values.shape[-1])
+
+    def waits(self, layer: Layer) -> bool:
+        """Whether a layer is recorded at the end of the pass only: it ran more than once, or shares a weight."""
+        return layer.recorder is not layer or self.ran[layer.name] > 1
+
+    def finish(self) -> None:
+        """Record what waited for the end of the pass."""
+        for runs in self.waiting.values():
+            runs[0].layer.recorder.record_runs(runs, self)
+        self.waiting.clear()
 
     def note(self, length: Length) -> None:
         """Count the length of a group of parameters' gradients."""
@@ -163,6 +213,7 @@ class Taped(torch.autograd.Function):
         out, ctx.saved = layer.forward(x.detach(), tape)
         ctx.layer, ctx.tape = layer, tape
         tape.volume += out.numel()
+        tape.ran[layer.recorder.name] = tape.ran.get(layer.recorder.name, 0) + 1
         # Without its history as a view, or the model could not write over it.
         return out.data
 
@@ -171,10 +222,13 @@ class Taped(torch.autograd.Function):
         """Record the layer; hand on the gradient of its input where something before it needs one."""
         layer, tape, dy, saved = ctx.layer, ctx.tape, grads[0], ctx.saved
         ctx.saved = None  # activations go as the pass goes
-        tape.used[layer.name] = tape.used.get(layer.name, 0) + 1
-        dx = layer.input_gradient(dy, saved, tape) if ctx.needs_input_grad[0] else None
-        layer.record(dy, saved, tape)
-        return dx, None, None, None
+        further = ctx.needs_input_grad[0]
+        if tape.waits(layer):
+            dx = layer.input_gradient(dy, saved, tape) if further else None
+            tape.waiting.setdefault(layer.recorder.name, []).append(Run(layer, dy, saved))
+            return dx, None, None, None
+        dx = layer.backward(dy, saved, tape, further)
+        return dx if further else None, None, None, None
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from sordino import pages
 from sordino.client.gradients.lengths import Length, limits
 from sordino.errors import BadInput, SordinoError
 
@@ -57,7 +58,7 @@ class Trainable:
     def flatten(self, model: nn.Module) -> Tensor:
         """Trainable parameters of a model as one vector ``[d]``, copied."""
         named = dict(model.named_parameters())
-        return torch.cat([named[slot.name].detach().reshape(-1) for slot in self.layout])
+        return pages.joined([named[slot.name].detach().reshape(-1) for slot in self.layout])
 
     def load(self, model: nn.Module, flat: Tensor) -> None:
         """Copy a vector ``[d]`` into a model's trainable parameters."""
@@ -141,7 +142,7 @@ class Graded:
         if not self._is_current():
             raise SordinoError("this graded batch is stale: pull before calling its engine again")
         if out is None:
-            out = torch.empty(self._shape, dtype=self.norms.dtype, device=self.norms.device)
+            out = pages.empty(*self._shape, like=self.norms)
         self.pull_into(factors, out)
         return out
 
@@ -171,6 +172,9 @@ class Engine(Trainable, ABC):
     @abstractmethod
     def bytes_per_record(self) -> int:
         """Memory a record takes until its batch is pulled, to size chunks by; a guess before the first batch."""
+
+    def settle(self, params: Tensor, x: Tensor, y: Tensor) -> None:
+        """Decide, for records of this shape, whatever the first batch would decide; nothing where that is settled."""
 
     @abstractmethod
     def describe(self) -> list[LayerPlan]:
@@ -268,6 +272,35 @@ def precise(mixed: bool = False) -> Iterator[None]:
         yield
     finally:
         torch.backends.cudnn.allow_tf32 = before
+
+
+@contextmanager
+def any_algorithm() -> Iterator[None]:
+    """Take any algorithm, repeatable or not, to compare with: what is only compared leaves no trace in a run."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(False)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+
+
+@contextmanager
+def in_full() -> Iterator[None]:
+    """Sum native gradients of convolutions in full float32 on a CPU too, whatever a program allows elsewhere.
+
+    What a record adds is bounded for float32's rounding (``lengths``).
+    """
+    settings = getattr(torch.backends.mkldnn, "conv", None)
+    if settings is None:  # an older torch, which knows nothing else
+        yield
+        return
+    before = settings.fp32_precision
+    settings.fp32_precision = "ieee"
+    try:
+        yield
+    finally:
+        settings.fp32_precision = before
 
 
 @contextmanager

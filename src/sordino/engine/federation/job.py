@@ -20,7 +20,14 @@ from sordino.client.turn import Work
 from sordino.engine.federation import wire
 from sordino.engine.federation.limits import Declared, Policy, Refused
 from sordino.engine.federation.pact import Pact
-from sordino.engine.federation.policy import check_features, check_layout, check_size, check_study, check_terms
+from sordino.engine.federation.policy import (
+    check_features,
+    check_frozen,
+    check_layout,
+    check_size,
+    check_study,
+    check_terms,
+)
 from sordino.methods import Method, get
 from sordino.methods.levels import LevelPlan
 from sordino.methods.plan import ClientPlan
@@ -87,9 +94,11 @@ def understand(text: str, policy: Policy, declared: Declared, budget: Budget) ->
     check_study(policy, brief, method, declared, budget)
     about = brief["model"]
     check_size(policy, about["name"], declared, about["options"])
-    template = models.build(about["name"], declared.shape, declared.classes, int(brief["seed"]), **about["options"])
+    records = declared.shape, declared.classes, int(brief["seed"])
+    template = models.build(about["name"], *records, tokens=declared.tokens, **about["options"])
     loss = "cross-entropy" if declared.classes is not None else "half-squared-error"
     check_features(brief, template)
+    check_frozen(brief, template)
     augment = None if brief.get("augment") is None else Augment.parse(brief["augment"])
     if augment is not None:
         augment.check(declared.shape)
@@ -119,7 +128,7 @@ def understand(text: str, policy: Policy, declared: Declared, budget: Budget) ->
 def _size(fixed: nn.Module, declared: Declared) -> int:
     """Bytes of one record's features."""
     with torch.no_grad():
-        found: Tensor = fixed(torch.zeros(1, *declared.shape))
+        found: Tensor = fixed(torch.zeros((1, *declared.shape), dtype=models.dtype_of(declared.tokens)))
     return found.nbytes
 
 

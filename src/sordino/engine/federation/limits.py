@@ -28,6 +28,8 @@ class Declared:
     """How many units are held out; ``records`` counts the units that training sees."""
     unit_records: int = 1
     """The most records of a unit that count: 1 where every record is a unit of its own."""
+    tokens: int | None = None
+    """Where records are token ids (text): how many there are; None where they are numbers."""
     levels: Levels = ()
     """Where records have levels of consent: what each level offers a run, and how many training records it has."""
 

@@ -50,6 +50,11 @@ def check_study(policy: Policy, brief: Mapping[str, Any], method: Method, declar
             f"the study's records have shape {shape} and {_labels(classes)}, this site's have shape {declared.shape} "
             f"and {_labels(declared.classes)}: the feature schemas differ"
         )
+    if brief.get("tokens") != declared.tokens:
+        raise Refused(
+            f"the study's records are {_kind(brief.get('tokens'))}, this site's are {_kind(declared.tokens)}: the "
+            "feature schemas differ"
+        )
     if brief["schema"] is not None and brief["schema"] != declared.schema:
         raise Refused(
             "the study's feature schema (names, ranges, categories, labels) is not this site's: compare [data.schema]"
@@ -84,6 +89,10 @@ def _factory(value: Clip | Local | Question) -> str:
     return made.factory if made is not None and made.still(value) else identity(value)
 
 
+def _kind(tokens: int | None) -> str:
+    return "numbers" if tokens is None else f"ids of {tokens} tokens"
+
+
 def _labels(classes: int | None) -> str:
     return "a number to predict" if classes is None else f"{classes} classes"
 
@@ -96,7 +105,8 @@ def check_size(policy: Policy, name: str, declared: Declared, options: Mapping[s
     if name not in models.names():
         return
     with torch.device("meta"):
-        tensors = models.build(name, declared.shape, declared.classes, 0, **options).state_dict().values()
+        built = models.build(name, declared.shape, declared.classes, 0, tokens=declared.tokens, **options)
+        tensors = built.state_dict().values()
     size = sum(one.numel() for one in tensors)
     if size > policy.parameters:
         raise Refused(f"a model of {size} parameters is too large here: at most {policy.parameters}")
@@ -120,6 +130,15 @@ def check_features(brief: Mapping[str, Any], template: nn.Module) -> None:
         raise Refused(
             f"features {brief['features']['name']!r} hold other numbers here than at the server: install the same "
             "version of sordino (or of the module and the weights they come from) on both sides"
+        )
+
+
+def check_frozen(brief: Mapping[str, Any], template: nn.Module) -> None:
+    """Refuse adapters beside other frozen weights than the server's: they would be adapters of another model."""
+    if models.has_adapters(template) and brief.get("frozen") != models.digest(template):
+        raise Refused(
+            f"model {brief['model']['name']!r} has other frozen weights here than at the server: install the same "
+            "version of sordino (or of the module and the weights it comes from) on both sides"
         )
 
 
