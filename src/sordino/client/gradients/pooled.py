@@ -10,10 +10,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from sordino import native
-from sordino.client.gradients.convolution import ConvLayer, Ghost, Positions, Way
+from sordino.client.gradients.convolution import ConvLayer
 from sordino.client.gradients.lengths import Length
 from sordino.client.gradients.patches import Geometry, Pair
 from sordino.client.gradients.tape import Saved, Tape, Workspace
+from sordino.client.gradients.ways import Ghost, Positions, Way
 
 DEAD = 255
 """Which position of its window a number came from; 255: from none, it was rectified away."""

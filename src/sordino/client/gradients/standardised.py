@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from sordino.client.gradients.convolution import ConvLayer, Patches, Way
+from sordino.client.gradients.convolution import ConvLayer
 from sordino.client.gradients.tape import Saved, Tape
+from sordino.client.gradients.ways import Patches, Way
 from sordino.models.standardised import centred_and_scale, standardised
 
 
