@@ -67,6 +67,7 @@ def test_a_site_computes_what_a_simulation_does(kind):
 
 def test_an_engine_is_compared_on_words_and_not_on_padding_alone():
     """On padding alone a wrong rule for the table would go unseen."""
-    x, _ = _two_like(torch.zeros(1, 50, dtype=torch.long), torch.zeros(1, dtype=torch.long), 0, TOKENS)
+    model = nn.Embedding(TOKENS, 2)
+    x, _ = _two_like(model, torch.zeros(1, 50, dtype=torch.long), torch.zeros(1, dtype=torch.long), 0)
     assert x.dtype == torch.long
     assert 0 <= int(x.min()) < int(x.max()) < TOKENS

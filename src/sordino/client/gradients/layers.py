@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sordino.client.gradients import fused, groups
+from sordino.client.gradients import fused, groups, products
 from sordino.client.gradients.lengths import Length, squared_by_gram, squared_norms, squared_outer
 from sordino.client.gradients.tape import Held, Layer, Saved, Segments, Tape
 from sordino.client.gradients.types import Slot
@@ -28,7 +28,8 @@ class LinearLayer(Layer):
         """One product, or one per row where weights are stacked."""
         weight, bias = self.weight(tape), self.bias(tape)
         if not tape.stacked:
-            return functional.linear(x, weight, bias), (x,)
+            plain = not products.serves(x, weight)
+            return functional.linear(x, weight, bias) if plain else products.forward(x, weight, bias), (x,)
         flat = x.reshape(weight.shape[0], -1, x.shape[-1])
         cuts = _cuts(flat, weight)
         if cuts > 1:
@@ -44,7 +45,7 @@ class LinearLayer(Layer):
         """``dx = dy W``."""
         weight = self.weight(tape)
         if not tape.stacked:
-            return dy @ weight
+            return products.input_gradient(dy, weight) if products.serves(dy, weight.t()) else dy @ weight
         flat = dy.reshape(weight.shape[0], -1, dy.shape[-1])
         return torch.bmm(flat, weight).view(*dy.shape[:-1], -1)
 
@@ -56,8 +57,7 @@ class LinearLayer(Layer):
             self._keep(tape, "bias", dy3.sum(1))
         if positions > 1 and "weight" in self.own and makes_gradients(positions, wide, dy3.shape[2]):
             room = tape.room(self.name, "weight", (dy3.shape[2] * wide,), dy3)
-            torch.bmm(dy3.transpose(1, 2), x3, out=room.view(n, -1, wide))
-            tape.note(Length(squared_norms(room)))
+            tape.note(Length(products.gradients(x3, dy3, room.view(n, -1, wide))))
         elif positions > 1 and "weight" in self.own:
             tape.hold(self.name, "x", x3)
             tape.hold(self.name, "dy", dy3)
