@@ -58,7 +58,7 @@ sites = ["north", "south"]
 WORK = {"work": "a small network", "sordino": 1.25, "plain": 0.5, "peak_mb": {"sordino": 812.0}}
 BENCH = {
     "W1": {**WORK, "ratios": {peer: {"median": 2.5, "min": 2.25, "max": 2.75} for peer in ("sordino", "plain")}},
-    "_meta": {"repeats": 3, "threads": 2, "torch": "2.13.0"},
+    "_meta": {"repeats": 3, "threads": 2, "torch": "2.13.0", "device": "cpu"},
 }
 COMMANDS = {
     "methods": "methods",
@@ -138,7 +138,7 @@ def deployed(folder):
 def call(place, monkeypatch, capsys):
     """Run a command so many columns wide (None: in a pipe); returns what it printed and the rows of its tables."""
     monkeypatch.chdir(place)
-    monkeypatch.setattr(bench, "bench", lambda *_: BENCH)
+    monkeypatch.setattr(bench, "bench", lambda *_, **__: BENCH)
     rows = []
     real = Sheet.add_row
 

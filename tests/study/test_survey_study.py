@@ -79,7 +79,8 @@ def test_every_interval_contains_what_the_files_say_nearly_always(place, surveye
                 math.inf if one["high"] is None else one["high"],
             )
             held, told = held + (low <= truth <= high), told + 1
-    assert held >= told - 4, f"{held} of {told}"
+    # The noise is secret. At 95 % each, 5 of 40 miss one time in twenty, 9 of 40 one time in ten thousand.
+    assert held >= told - 8, f"{held} of {told}"
 
 
 def test_training_budgets_stay_untouched_and_held_out_ones_pay_what_was_planned(surveyed):

@@ -67,7 +67,7 @@ def test_from_raw_files_to_predictions_by_commands_alone(in_folder, tmp_path):
     Path("study.toml").write_text(study)
     code, out, _ = in_folder("plan", "study.toml")
     assert code == 0
-    assert "Embedding: ghost" in out, "the fast engine serves it"
+    assert "Embedding: per-record" in out, "the fast engine serves it"
     assert in_folder("-q", "run", "study.toml", "--set", "study.rounds=150")[0] == 0
     lines = ["id,age,note", '7,61,"crushing chest pain, palpitations"', "8,30,", f"9,25,{'open wound ' * 900}"]
     Path("new.csv").write_text("\n".join(lines) + "\n")
