@@ -29,7 +29,7 @@ class LinearLayer(Layer):
         weight, bias = self.weight(tape), self.bias(tape)
         if not tape.stacked:
             plain = not products.serves(x, weight)
-            return functional.linear(x, weight, bias) if plain else products.forward(x, weight, bias), (x,)
+            return functional.linear(x, weight, bias) if plain else products.product(x, weight, bias), (x,)
         flat = x.reshape(weight.shape[0], -1, x.shape[-1])
         cuts = _cuts(flat, weight)
         if cuts > 1:
@@ -45,7 +45,7 @@ class LinearLayer(Layer):
         """``dx = dy W``."""
         weight = self.weight(tape)
         if not tape.stacked:
-            return products.input_gradient(dy, weight) if products.serves(dy, weight.t()) else dy @ weight
+            return products.product(dy, weight.t()) if products.serves(dy, weight.t()) else dy @ weight
         flat = dy.reshape(weight.shape[0], -1, dy.shape[-1])
         return torch.bmm(flat, weight).view(*dy.shape[:-1], -1)
 

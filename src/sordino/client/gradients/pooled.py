@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from typing import NamedTuple
 
 import torch
@@ -14,7 +15,7 @@ from sordino.client.gradients.convolution import ConvLayer
 from sordino.client.gradients.lengths import Length
 from sordino.client.gradients.patches import Geometry, Pair
 from sordino.client.gradients.tape import Saved, Tape, Workspace
-from sordino.client.gradients.ways import Ghost, Positions, Way
+from sordino.client.gradients.ways import Way, mostly_weights
 
 DEAD = 255
 """Which position of its window a number came from; 255: from none, it was rectified away."""
@@ -83,8 +84,8 @@ def _fits(layer: ConvLayer, x: Tensor, tape: Tape, pool: Geometry) -> bool:
     numbers = tape.copies * x[0].numel() * 4 + layer.outputs * layer.inputs * layer.geometry.taps * 16
     if numbers >= 2**31:  # places are told in 32 bits; with generous room for padding
         return False
-    # Which never make a record's gradient.
-    return not isinstance(layer.find_way(x, tape.copies), Ghost | Positions)
+    positions = tape.copies * math.prod(layer.geometry.output(*x.shape[2:]))
+    return not mostly_weights(positions, layer.inputs * layer.geometry.taps, layer.outputs)
 
 
 def forward(layer: ConvLayer, x: Tensor, tape: Tape, side: int) -> tuple[Tensor, Saved]:

@@ -26,20 +26,10 @@ def serves(x: Tensor, weight: Tensor) -> bool:
     return here and several and x.numel() * weight.shape[0] >= LEAST
 
 
-def forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """``x Wᵀ + b``."""
-    out = functional.conv2d(as_image(x), weight[:, :, None, None], bias)
+def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``x Wᵀ + b``; with slopes and Wᵀ the gradient of the input."""
+    out = functional.conv2d(as_image(x), weight.contiguous()[:, :, None, None], bias)
     return out.permute(0, 2, 3, 1).reshape(*x.shape[:-1], -1)
-
-
-def input_gradient(dy: Tensor, weight: Tensor) -> Tensor:
-    """``dy W``."""
-    slopes = as_image(dy)
-    like = slopes.new_empty(1).expand(len(slopes), weight.shape[1], *slopes.shape[2:])
-    _, *places = ONE_TAP
-    given = slopes, like, weight[:, :, None, None], None, *places, False, [0, 0], 1, [True, False, False]
-    dx: Tensor = torch.ops.aten.convolution_backward(*given)[0]
-    return dx.permute(0, 2, 3, 1).reshape(*dy.shape[:-1], -1)
 
 
 def gradients(x: Tensor, dy: Tensor, out: Tensor) -> Tensor:

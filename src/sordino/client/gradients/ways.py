@@ -34,7 +34,7 @@ def way_for(geometry: Geometry, channels: tuple[int, int], groups: int, x: Tenso
     if x.device.type == "cpu" and fewest * inputs + positions**2 * outputs <= GHOST_GAIN * seen * outputs:
         reason = f"{positions} positions against {seen * outputs} weights: Gram matrices are smaller"
         return Positions(geometry, reason)
-    if x.device.type != "cpu" and positions**2 * (seen + outputs) <= GHOST_GAIN * seen * outputs:
+    if x.device.type != "cpu" and mostly_weights(positions, seen, outputs):
         reason = f"{positions} positions against {seen * outputs} weights: Gram matrices are smaller"
         return Ghost(geometry, reason, many=FEW_RECORDS * positions > outputs)
     if fused.serves(x):
@@ -44,6 +44,11 @@ def way_for(geometry: Geometry, channels: tuple[int, int], groups: int, x: Tenso
     if weights.serves(x):
         return Compiled(geometry, groups)
     return RowWindows(geometry) if geometry.dense else Patches(geometry, groups)
+
+
+def mostly_weights(positions: int, seen: int, outputs: int) -> bool:
+    """Whether Gram matrices of patches take less than a record's gradient of so many weights, made and held."""
+    return positions**2 * (seen + outputs) <= GHOST_GAIN * seen * outputs
 
 
 class Way(ABC):
