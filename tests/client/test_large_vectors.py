@@ -1,26 +1,11 @@
-"""What a turn does once over a long vector: pages, descent that leaves the weights, noise in pieces of any size."""
+"""What a turn does once over a long vector: descent that leaves the weights, noise in pieces of any size."""
 
 import numpy as np
 import torch
 
-from sordino import pages
 from sordino.client.corrections import fedprox
 from sordino.client.local import sgd
 from sordino.privacy import generators
-
-
-def test_vectors_on_large_pages_are_vectors():
-    like = torch.zeros(1)
-    large = pages.empty(pages.LEAST // 2, like=like)
-    assert large.shape == (pages.LEAST // 2,)
-    assert large.dtype == torch.float32
-    assert pages.empty(3, 4, like=like.double()).dtype == torch.float64
-    parts = [torch.randn(pages.LEAST // 8), torch.randn(5), torch.randn(pages.LEAST // 8)]
-    assert torch.equal(pages.joined(parts), torch.cat(parts))
-    spread = torch.randn(7).expand(3, 7)
-    copied = pages.copied(spread)
-    assert torch.equal(copied, spread)
-    assert copied.is_contiguous()
 
 
 def test_plain_descent_leaves_one_row_of_weights_and_others_say_that_they_do_not():

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from sordino import pages
 from sordino.client.ask import Question, scalar_piece
 from sordino.client.augment import Augment
 from sordino.client.clip import Clip, Public, per_record, per_row
@@ -98,7 +97,9 @@ def take_turn(
     limits = {"gradient": work.clip.bound(public), **{one.what: one.bound(public) for one in work.also}}
     bounds = {part: per_row(limit, count, start.value) for part, limit in limits.items()}
     leaves = work.local.leaves and rows.steps > 0  # with no step, the upload's difference would be written over them
-    begin = work.local.begin or (lambda w, s: (w if leaves and one_on_cpu(w) else pages.copied(w), s))
+    begin = work.local.begin or (
+        lambda w, s: (w if leaves and one_on_cpu(w) else w.clone(memory_format=torch.contiguous_format), s)
+    )
     carried = derive("weights", lambda w, s: begin(w.expand(count, width), s), start, state)
     answers: dict[str, list[Release]] = {one.what: [] for one in work.also}
     for step in range(rows.steps):

@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from sordino import pages
 from sordino.errors import BadInput
 from sordino.made import Made, part
 from sordino.server.facts import Memory, Outcome
@@ -51,7 +50,7 @@ def _stepping(name: str, beta: float, lr: float, average: Average | None = None)
         if beta != 0.0:
             delta = beta * memory["velocity"] + delta if "velocity" in memory else delta
             memory = {**memory, "velocity": delta}
-        stepped = torch.add(weights, delta, alpha=lr, out=pages.empty(*weights.shape, like=weights))
+        stepped = torch.add(weights, delta, alpha=lr)
         if average is None:
             return stepped, stepped, memory
         count = int(memory.get("count", 0)) + 1

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sordino import pages
 from sordino.client.gradients import fused
 from sordino.client.gradients.lengths import Length
 from sordino.client.gradients.types import LayerPlan, Slot
@@ -117,7 +116,7 @@ class Workspace:
         flat = self._buffers.get(key)
         if flat is None or flat.numel() < size or flat.dtype != dtype or flat.device != like.device:
             # Poisson batches change size at every step: some room above spares a new buffer each time.
-            flat = pages.empty(size + size // 8, like=like.new_empty(0, dtype=dtype))
+            flat = torch.empty(size + size // 8, dtype=dtype, device=like.device)
             self._buffers[key] = flat
         return flat[:size].view(shape)
 

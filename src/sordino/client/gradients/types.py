@@ -13,7 +13,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from sordino import pages
 from sordino.client.gradients.lengths import Length, limits
 from sordino.errors import BadInput, SordinoError
 
@@ -58,7 +57,7 @@ class Trainable:
     def flatten(self, model: nn.Module) -> Tensor:
         """Trainable parameters of a model as one vector ``[d]``, copied."""
         named = dict(model.named_parameters())
-        return pages.joined([named[slot.name].detach().reshape(-1) for slot in self.layout])
+        return torch.cat([named[slot.name].detach().reshape(-1) for slot in self.layout])
 
     def load(self, model: nn.Module, flat: Tensor) -> None:
         """Copy a vector ``[d]`` into a model's trainable parameters."""
@@ -142,7 +141,7 @@ class Graded:
         if not self._is_current():
             raise SordinoError("this graded batch is stale: pull before calling its engine again")
         if out is None:
-            out = pages.empty(*self._shape, like=self.norms)
+            out = self.norms.new_empty(self._shape)
         self.pull_into(factors, out)
         return out
 
