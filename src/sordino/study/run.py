@@ -207,6 +207,9 @@ def train(
 ) -> Run:
     """Train one model together, every client under its own budget.
 
+    Under ``torchrun`` (or with ``sordino run --processes``) several processes train one run together; give them all the
+    same arguments: each takes the turns of some clients, the first charges and writes, all return the same run.
+
     Parameters
     ----------
     clients: a federation with budgets: ``sd.data.load(…).partition(…).with_budgets(…)``.
@@ -233,9 +236,6 @@ def train(
         without noise; see ``result["baselines"]``, which always has the majority class. Costs two more runs.
     **training: fields of ``Training``: batch or rate, steps or epochs, lr, clip, sampling, select, …. ``lr``, ``clip``,
         ``rate`` and ``evaluate`` may be ``"auto"`` for any method.
-
-    Under ``torchrun`` (or with ``sordino run --processes``) several processes train one run together, give them all the
-    same arguments: each takes the turns of some clients, the first charges and writes, all return the same run.
 
     Guarantees
     ----------
