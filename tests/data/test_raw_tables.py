@@ -230,3 +230,12 @@ def test_a_file_of_one_line_that_ends_with_carriage_returns_is_refused(tmp_path)
     schema = {"header": False, "columns": 2, "target": "c2", "classes": 9, "numeric": {"c1": [0, 9]}}
     with pytest.raises(BadInput, match="carriage returns alone"):
         load_folder(tmp_path / "a.csv", schema, "null")
+
+
+def test_columns_in_another_order_are_another_schema():
+    """Two sites that agreed would otherwise train one input with each other's columns."""
+    tables = {"age": [0, 100], "weight": [30, 200]}
+    same = {"target": "ill", "classes": ["no", "yes"], "numeric": tables}
+    turned = {**same, "numeric": dict(reversed(tables.items()))}
+    assert schema_hash(parse_schema(same)) == schema_hash(parse_schema({**same, "numeric": dict(tables)}))
+    assert schema_hash(parse_schema(same)) != schema_hash(parse_schema(turned))

@@ -262,4 +262,5 @@ def schema_hash(schema: Schema) -> str:
     aside |= {"rule"} if schema.rule is None else set()
     aside |= {key for key in ("text", "ids") if not getattr(schema, key)}
     body = {name: value for name, value in dataclasses.asdict(schema).items() if name not in aside}
+    body["order"] = [list(table) for table in (schema.numeric, schema.categorical, schema.text)]  # that of the inputs
     return hashlib.sha256(json.dumps(body, sort_keys=True, default=str).encode()).hexdigest()
