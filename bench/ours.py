@@ -75,7 +75,7 @@ class Running:
                 next(self._rounds)
 
     def stop(self) -> None:
-        """Close the ledger."""
+        """End the session: its ledger is closed, and its folder goes."""
         self._open.close()
 
 

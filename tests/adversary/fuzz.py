@@ -106,6 +106,10 @@ MODELS = {
         lambda: _chain(StandardisedConv2d(2, 4, 3), nn.Tanh(), StandardisedConv2d(4, 3, 2, stride=2), width=12),
         (2, 6, 6),
     ),
+    "wide positions": (
+        lambda: nn.Sequential(nn.Linear(96, 96), nn.ReLU(), nn.Flatten(), nn.Linear(40 * 96, 3)),
+        (40, 96),  # enough for products as convolutions and compiled gradients
+    ),
     "tokens": (Tokens, (7,)),
     "text-bag": (lambda: models.build("text-bag", (7,), 3, tokens=5), (7,)),
     "text-encoder": (lambda: models.build("text-encoder", (7,), 3, tokens=5, width=6, heads=2), (7,)),
