@@ -100,6 +100,12 @@ def test_no_record_of_several_inputs_adds_more_than_the_clip(layout: str):
     assert length > 0.99, "some record must reach the clip, or this shows nothing"
 
 
+@pytest.mark.parametrize("layout", ["one row", "shared"])
+def test_factors_so_small_that_slopes_lose_their_digits(layout: str):
+    """Inputs and weights of 1e30: a·dy is no normal number any more, and its rounding was 1.4e-5 of the clip."""
+    assert float(own_terms(case("tramer-mnist", 179, 3), layout).max()) <= OWN
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("copies", [1, 3])
 @pytest.mark.parametrize("layout", LAYOUTS)

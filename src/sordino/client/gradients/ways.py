@@ -21,6 +21,7 @@ from sordino.client.gradients.types import Slot, in_full
 GHOST_GAIN = 24  # products that one held number is worth: written once, read twice
 FEW_CHANNELS = 4
 FEW_RECORDS = 32  # a batch to plan for
+LARGEST_INPUT = 1e20
 
 
 def way_for(geometry: Geometry, channels: tuple[int, int], groups: int, x: Tensor, bias: bool, copies: int = 1) -> Way:
@@ -301,9 +302,13 @@ class Positions(Way):
             tape.hold(layer, f"{key} last" if last else key, by_record.movedim(2, 4) if last else by_record)
         if copies * slopes.shape[2] * slopes.shape[3] == 1:
             seen = patches_view(last_padded(x, self.geometry), self.geometry)
-            tape.note(squared_outer(seen.reshape(len(x), 1, -1), dy))
+            length = squared_outer(seen.reshape(len(x), 1, -1), dy)
         else:
-            tape.note(squared_convolution(x, slopes, self.geometry, copies))
+            length = squared_convolution(x, slopes, self.geometry, copies)
+        # Beside inputs beyond these, a·dy may be too small a number to keep its digits: the record contributes nothing.
+        beyond = x.abs().reshape(len(x) // copies, -1).amax(1) > LARGEST_INPUT
+        beyond = beyond.view(-1, *[1] * (length.square.dim() - 1))
+        tape.note(length._replace(square=length.square.masked_fill(beyond, torch.inf)))
 
     def pull(self, factors: Tensor, held: Held, segments: Segments, out: Tensor, slot: Slot) -> None:
         """``Σ_j a_j dy_jᵀ P_j`` as one native gradient a row."""
