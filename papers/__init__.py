@@ -16,7 +16,7 @@ import difflib
 import json
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,7 +81,7 @@ class Options:
     seeds: how many, from 0 on; default: what the experiment says.
     only: the runs to make: words in their block, row, column or seed ("tight, Dist1|Dist2"), or a function of a cell.
     data: the folder of the data sets; default SORDINO_DATA, or ./data.
-    reuse: folders of other reproductions; a run that is finished there is not made again.
+    reuse: folders of other reproductions, or their results.json; a run that is finished there is not made again.
     stack, rows, processes: see ``sordino.study.schedule.Scheduler``.
     minutes: begin nothing new after so long; what was begun is finished.
     precision: ``"mixed"`` lets a GPU compute activations in TF32; it is noted in results.json.
@@ -104,8 +104,19 @@ class Options:
             if (value := getattr(self, key)) is not None and value < 1:
                 raise BadInput(f"{key} is {value}: at least one is needed")
         for other in self.reuse:
-            if not (Path(other) / "cells").is_dir():
-                raise BadInput(f"{other} is not the folder of a reproduction: it has no folder called cells in it")
+            if not (Path(other) / "cells").is_dir() and not _is_results(Path(other)):
+                raise BadInput(
+                    f"{other} is neither the folder of a reproduction, which has a folder called cells in it, nor a "
+                    "results.json of one"
+                )
+
+
+def _is_results(path: Path) -> bool:
+    """Whether a file is the results.json of a reproduction."""
+    try:
+        return path.is_file() and {"_meta", "runs"} <= set(json.loads(path.read_text()))
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        return False
 
 
 def run(
@@ -192,7 +203,7 @@ def _collected(begun: Reproduction, planned: tuple[Cell, ...], store: Store, wor
         "searched": len(found),
         "seeds": sorted({cell.seed for cell, _ in shown}),
         "seconds": begun.about["seconds"] + sum(one["seconds"] for one in finished),
-        "hardware": ", ".join(sorted({one["hardware"] for one in finished})) or begun.about["hardware"],
+        "hardware": _words(one["hardware"] for one in finished) or begun.about["hardware"],
         "versions": _versions(finished) or begun.about["versions"],
         "notes": notes,
     }
@@ -202,11 +213,16 @@ def _collected(begun: Reproduction, planned: tuple[Cell, ...], store: Store, wor
 
 def _versions(runs: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """What the runs were made with, which need not be what their table is written with."""
-    found: dict[str, set[str]] = {}
+    found: dict[str, list[str]] = {}
     for one in runs:
         for name, version in one.get("versions", {}).items():
-            found.setdefault(name, set()).add(str(version))
-    return {name: ", ".join(sorted(each)) for name, each in found.items()}
+            found.setdefault(name, []).append(str(version))
+    return {name: _words(each) for name, each in found.items()}
+
+
+def _words(lists: Iterable[str]) -> str:
+    """What several lists of words hold, each word once."""
+    return ", ".join(sorted({word for one in lists for word in one.split(", ")}))
 
 
 def _written(done: Reproduction, cells: list[Cell], store: Store, searched: list[dict[str, Any]]) -> Reproduction:
@@ -239,5 +255,5 @@ def _run_row(cell: Cell, store: Store) -> dict[str, Any] | None:
     if known is None:
         return None
     kept = ("final", "noise_power", "privacy", "seconds", "diverged")
-    labels = {"block": cell.block, "row": cell.row, "column": cell.column, "seed": cell.seed}
+    labels = {"id": cell.id, "block": cell.block, "row": cell.row, "column": cell.column, "seed": cell.seed}
     return {**labels, "chosen": dict(cell.chosen), **{key: known[key] for key in kept if known.get(key) is not None}}

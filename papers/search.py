@@ -49,7 +49,7 @@ class Search:
 
     Attributes
     ----------
-    trials: every run in its order: its stage ("screen", "outwards", "final"), values, seed, rounds and score.
+    trials: every run in its order: its id, stage ("screen", "outwards", "final"), values, seed, rounds, seconds, score.
     made: what is known of these runs, by their ids: places may share them.
     missing: the runs that have to be made before it can go on.
     chosen: the values it came to; None while it is not finished.
@@ -119,8 +119,8 @@ def _score(found: Search, stage: str, run: Cell, measure: Measure, read: Read) -
         found.missing.append(run)
         return None
     value = known["final"].get(measure.key)
-    rounds = run.training.get("rounds")
-    trial = {"stage": stage, "values": dict(run.chosen), "seed": run.seed, "rounds": rounds, measure.key: value}
+    trial = {"id": run.id, "stage": stage, "values": dict(run.chosen), "seed": run.seed}
+    trial |= {"rounds": run.training.get("rounds"), "seconds": known["seconds"], measure.key: value}
     found.trials.append(trial)
     found.made[run.id] = known
     if value is None:

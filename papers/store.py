@@ -23,15 +23,19 @@ CURVES = ("accuracy", "worst_accuracy", "central_accuracy", "loss", "psi", "clip
 
 
 class Store:
-    """OUT/cells: a JSON file for every finished run. ``reuse`` names other reproductions whose runs count too."""
+    """OUT/cells: a JSON file for every finished run. ``reuse`` names other reproductions whose runs count too: their
+    folders, or their results.json, which has every run's numbers but not its curves."""
 
     def __init__(self, out: Path, reuse: Sequence[Path] = ()) -> None:
         self.folder = out / "cells"
         self.folder.mkdir(parents=True, exist_ok=True)
         self.stacks = out / "stacks"
         """Where runs that are being trained keep their state."""
-        self.places = (self.folder, *(other / "cells" for other in reuse))
+        self.places = (self.folder, *(other / "cells" for other in reuse if other.is_dir()))
         self._known: dict[str, dict[str, Any]] = {}
+        for other in reuse:
+            if not other.is_dir():
+                self._known |= told(json.loads(other.read_text()))
 
     def read(self, cell: Cell) -> dict[str, Any] | None:
         """What is known of a run, or None while it is not finished."""
@@ -49,6 +53,22 @@ class Store:
         """Keep a finished run; all of it or nothing reaches the disk."""
         body = {"id": cell.id, "recipe": cell.recipe, **figures}
         write_atomic(self.folder / f"{cell.id}.json", to_json(body, indent=1).encode())
+
+
+def told(results: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """By id, the runs that a results.json tells of, those that chose values among them."""
+    made = {key: results["_meta"][key] for key in ("hardware", "versions", "commit")}
+    found = {one["id"]: made | one for one in results["runs"] if "id" in one}
+    for search in results.get("searches", ()):
+        for trial in search["trials"]:
+            if "id" in trial:
+                scored = {key: value for key, value in trial.items() if key not in TRIAL}
+                found.setdefault(trial["id"], {**made, "seconds": trial.get("seconds", 0.0), "final": scored})
+    return found
+
+
+TRIAL = ("id", "stage", "values", "seed", "rounds", "seconds")
+"""What a searched run says in results.json beside what it scored."""
 
 
 def figures(result: Mapping[str, Any], seconds: float, hardware: str) -> dict[str, Any]:

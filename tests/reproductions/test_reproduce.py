@@ -75,6 +75,22 @@ def test_runs_of_another_reproduction_are_reused(whole, tmp_path):
     assert numbers(done) == numbers(whole)
 
 
+def test_a_results_file_is_enough_to_go_on_from(whole, tmp_path):
+    """Folders are thrown away; the results.json in docs/results stays, and further seeds are added to it."""
+    kept = json.loads((whole.folder / "results.json").read_text())
+    left_out = kept["runs"].pop()
+    (tmp_path / "results.json").write_text(json.dumps(kept))
+    done = reproduce.run(SMALL, tmp_path / "out", quick=True, data=tmp_path, reuse=[tmp_path / "results.json"])
+    assert [name.removesuffix(".json") for name in files(tmp_path / "out")] == [left_out["id"]]
+    assert numbers(done) == numbers(whole)
+    again = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert [run | {"seconds": 0} for run in again["runs"]] == [
+        run | {"seconds": 0} for run in [*kept["runs"], left_out]
+    ]
+    assert again["_meta"]["hardware"] == kept["_meta"]["hardware"]
+    assert again["_meta"]["versions"] == kept["_meta"]["versions"]
+
+
 def test_stacked_runs_give_the_same_table(whole, tmp_path):
     done = reproduce.run(SMALL, tmp_path, quick=True, data=tmp_path, stack=True)
     for place, values in numbers(whole).items():
@@ -163,8 +179,10 @@ def test_folders_that_cannot_be_used_are_said_to_be_so(tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(BadInput, match="cannot make the folder"):
         reproduce.run(SMALL, tmp_path / "file" / "out", quick=True)
-    with pytest.raises(BadInput, match="not the folder of a reproduction"):
+    with pytest.raises(BadInput, match="neither the folder of a reproduction"):
         reproduce.run(SMALL, tmp_path / "out", quick=True, reuse=[tmp_path / "nothing"])
+    with pytest.raises(BadInput, match="neither the folder of a reproduction"):
+        reproduce.run(SMALL, tmp_path / "out", quick=True, reuse=[tmp_path / "file"])
 
 
 def test_full_size_never_uses_other_data(tmp_path):

@@ -29,7 +29,8 @@ def world(short, long=None):
     def read(run):
         training = run.settled.training
         best = short if training["rounds"] == 10 else long or short
-        return {"final": {"score": -sum(abs(math.log(training[key] / value)) for key, value in best.items())}}
+        score = -sum(abs(math.log(training[key] / value)) for key, value in best.items())
+        return {"final": {"score": score}, "seconds": 1.0}
 
     return read
 
@@ -86,7 +87,7 @@ def test_a_step_is_the_rate_times_the_clip():
 def test_runs_that_diverged_never_win_and_unfinished_ones_are_asked_for():
     def read(run):
         lr = run.settled.training["lr"]
-        return {"final": {} if lr > 0.3 else {"score": lr}}
+        return {"final": {} if lr > 0.3 else {"score": lr}, "seconds": 1.0}
 
     assert searched(cell(lr=(0.5, 0.06, 0.12, 0.25)), SCORE, read).chosen == {"lr": 0.25}
     waiting = searched(cell(lr=RATES), SCORE, lambda run: None)
@@ -178,7 +179,15 @@ def test_what_was_searched_is_in_the_results_and_goes_on_after_a_stop(tmp_path, 
         path.unlink()
     again = reproduce.run(base.name, tmp_path, quick=True)
     assert again.entries[0].values == done.entries[0].values
-    assert json.loads((tmp_path / "results.json").read_text())["searches"] == results["searches"]
+    (found,) = json.loads((tmp_path / "results.json").read_text())["searches"]
+    assert [one | {"seconds": 0} for one in found.pop("trials")] == [
+        one | {"seconds": 0} for one in search.pop("trials")
+    ]
+    assert found == search
+
+    other = reproduce.run(base.name, tmp_path / "other", quick=True, reuse=[tmp_path / "results.json"])
+    assert other.entries[0].values == done.entries[0].values
+    assert not any((tmp_path / "other" / "cells").iterdir()), "results.json tells of the searched runs too"
 
 
 def test_places_that_share_a_search_are_told_together():

@@ -83,7 +83,8 @@ def reproduce(
         str | None, typer.Option(help="Only runs with these words in their labels: 'tight, Dist1|Dist2'.")
     ] = None,
     reuse: Annotated[
-        list[Path] | None, typer.Option(help="Folder of another reproduction whose finished runs count too.")
+        list[Path] | None,
+        typer.Option(help="Folder or results.json of another reproduction whose finished runs count too."),
     ] = None,
     stack: Stack = None,
     processes: Processes = 1,
