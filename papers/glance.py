@@ -15,7 +15,6 @@ import numpy as np
 from papers import accuracy_ingredients, accuracy_page, changes, fedfdp_cells, selection_page, verdicts
 from papers import accuracy_published as default
 from papers.claims import CLAIMS
-from papers.experiment import ACCURACY, RECORDS
 from papers.known import aware, measured, results, says, seeds_of
 from papers.pages import RESULTS, pages
 from papers.selection import AS_PUBLISHED
@@ -26,7 +25,7 @@ ROOT = RESULTS.parents[1]
 
 def _against_print(block: str, row: str, columns: Sequence[str] | None = None) -> tuple[float, Gap]:
     """The mean of ``auto`` over the columns of a block, and its mean lead over the best that the paper prints."""
-    measure = ACCURACY if block in default.HDP.values() else RECORDS
+    measure = default.measure_of(block)
     printed, gaps, values = default.printed(), [], []
     for place, entry in measured("accuracy/published").items():
         if place[:2] == (block, row) and (columns is None or place[2] in columns):
