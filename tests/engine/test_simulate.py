@@ -47,8 +47,11 @@ def test_chunking_does_not_change_the_weights(digits, monkeypatch):
 
 @pytest.mark.parametrize("steps", [1, 2])
 def test_stacked_rows_give_the_same_weights_as_rows_one_by_one(digits, steps, monkeypatch):
-    """The layout that a GPU uses, on the CPU."""
+    """The layout that a GPU uses, on the CPU, and the CPU's own."""
+    shared = sd.train(digits, "cnn-small", rounds=2, steps=steps, **SETTINGS)
+    monkeypatch.setattr(simulation, "CHUNK_HELD", 0)
     one_by_one = sd.train(digits, "cnn-small", rounds=2, steps=steps, **SETTINGS)
+    assert plain_loop.close(shared.weights, one_by_one.weights) < 1e-5
     plain = session.Work
     monkeypatch.setattr(session, "Work", lambda *a, stack: plain(*a, stack=True))
     stacked = sd.train(digits, "cnn-small", rounds=2, steps=steps, **SETTINGS)
@@ -66,6 +69,17 @@ def test_a_stack_holds_no_more_records_than_its_memory_allows():
     most = simulation.STACK_HELD // (1 << 20) // 100
     assert rows(True, 1 << 20) == [most, 50 - most]
     assert rows(True, simulation.STACK_HELD) == [1] * 50, "a row is never cut"
+
+
+@pytest.mark.parametrize(("held", "most"), [(1 << 9, 40), (simulation.CHUNK_HELD // 250, 2), (1 << 16, 1)])
+def test_on_a_cpu_rows_of_small_models_share_passes_and_larger_ones_have_their_own(held, most):
+    engine, local = SimpleNamespace(dimension=10, bytes_per_record=held), SimpleNamespace(begin=None)
+    work = SimpleNamespace(alone=None, stack=False, copies=1, engine=engine, local=local)
+    terms = [SimpleNamespace(count=3, divisor=one) for one in [100.0, 140.0, 400.0, 100.0] * 20]
+    chunks = [[terms[i].divisor for i in chunk] for chunk in simulation.chunks(work, terms)]
+    assert max(map(len, chunks)) in (most, most + most // 2)
+    assert all(max(chunk) <= 1.5 * min(chunk) for chunk in chunks), "a short batch is not padded to a long one"
+    assert sum(map(len, chunks)) == len(terms)
 
 
 def test_drawing_the_next_round_ahead_changes_nothing(digits, monkeypatch):

@@ -42,6 +42,12 @@ CHUNK_BYTES = 1 << 26
 CHUNK_RECORDS = 512
 """How many records of rows with equal weights go through one pass on a CPU."""
 
+CHUNK_HELD = 1 << 22
+"""Bytes that the records of rows with different weights may hold in one pass on a CPU.
+
+Rows of small models share passes, whose cost is mostly Python's; of larger ones each is a pass of its own.
+"""
+
 STACK_BYTES = 1 << 30
 STACK_RECORDS = 1 << 16
 """The same for rows stacked on a GPU, whatever their weights."""
@@ -360,30 +366,33 @@ def know_sizes(setup: Setup, state: Checkpoint) -> None:
     one that was never stopped.
     """
     work, where = setup.work, setup.records.y.device
-    if work.stack and work.alone is None and len(setup.records):
+    if work.alone is None and len(setup.records):
         x, y, _ = work.seen(setup.records.at(torch.zeros(1, dtype=torch.long, device=where)), 1, 0)
         work.engine.settle(state.weights, x, y)
 
 
 def chunks(work: Work, terms: list[Terms]) -> Iterator[Index]:
-    """Rows with equal step counts and batch sizes, as many as fit; one at a time where rows differ in their weights."""
+    """Rows with equal step counts and batch sizes, as many as fit into one pass; a row is never cut."""
     if work.alone is not None:
         yield from np.arange(len(terms))[:, None]
         return
     width = max(1, (STACK_BYTES if work.stack else CHUNK_BYTES) // (4 * work.engine.dimension))
+    held = (STACK_HELD if work.stack else CHUNK_HELD) // max(1, work.engine.bytes_per_record)
     counts = np.array([one.count for one in terms])
     divisors = np.array([one.divisor for one in terms])
-    order = np.lexsort((np.arange(len(terms)), divisors, counts)) if work.stack else np.arange(len(terms))
-    held = STACK_HELD // max(1, work.engine.bytes_per_record)
-    records = min(STACK_RECORDS // work.copies, held) if work.stack else CHUNK_RECORDS // work.copies
+    # Rows that end before their weights part: their batches lie end to end, whatever their sizes.
+    equal = (counts == 1) & (not work.stack and work.local.begin is None)
+    order = np.arange(len(terms)) if equal.all() else np.lexsort((np.arange(len(terms)), divisors, counts))
     first = 0
     while first < len(order):
-        count, batch = counts[order[first]], divisors[order[first]]
-        alike = count == 1 and work.local.begin is None
-        most = max(1, min(width, int(records // max(1.0, batch)))) if work.stack or alike else 1
+        lead = order[first]
+        records = CHUNK_RECORDS // work.copies if equal[lead] else held
+        if work.stack:
+            records = min(STACK_RECORDS // work.copies, held)
+        most = max(1, min(width, int(records // max(1.0, divisors[lead]))))
         last = first + 1
-        while last < min(len(order), first + most) and counts[order[last]] == count:
-            if work.stack and divisors[order[last]] > 1.5 * batch:
+        while last < min(len(order), first + most) and counts[order[last]] == counts[lead]:
+            if not equal[lead] and divisors[order[last]] > 1.5 * divisors[lead]:
                 break
             last += 1
         yield order[first:last]
