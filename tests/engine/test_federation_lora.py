@@ -209,9 +209,10 @@ def test_a_site_that_has_other_weights_on_its_disk_takes_no_part(rig, own, monke
 
 def test_frozen_weights_that_are_no_numbers_are_refused_also_where_both_sides_have_them(rig):
     """No record could contribute anything beside them, and every turn would be paid for."""
-    model = {"name": "ownlora:net", "options": {"scale": float("inf"), "lora": NET["lora"]}}
-    with_hash = changed(rig, model=model, frozen=rig.ready.brief["frozen"])
-    assert_refused(rig, with_hash, "the model's weights '1.base.weight' hold NaN or infinity")
+    options = {"scale": float("inf"), "lora": NET["lora"]}
+    same = models.frozen(models.build("ownlora:net", rig.clients.shape, rig.clients.classes, 3, **options))
+    brief = changed(rig, model={"name": "ownlora:net", "options": options}, frozen=same)
+    assert_refused(rig, brief, "the model's weights '1.base.weight' hold NaN or infinity")
 
 
 def test_frozen_layers_without_adapters_are_held_against_the_servers_too(own, tmp_path, clients, monkeypatch):
