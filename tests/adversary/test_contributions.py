@@ -100,6 +100,27 @@ def test_no_record_of_several_inputs_adds_more_than_the_clip(layout: str):
     assert length > 0.99, "some record must reach the clip, or this shows nothing"
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("frozen", [1e3, 1e18, 3e38, 1e-30, float("inf"), float("nan")])
+def test_no_record_adds_more_than_the_clip_beside_any_frozen_weights(frozen: float, layout: str):
+    """Adapters are computed beside weights that somebody else chose; beside what is no number a record adds nothing."""
+    torch.manual_seed(1)
+    model = models.lora(nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Linear(10, 3)), rank=2, alpha=30.0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.0 if parameter.requires_grad else frozen)
+            parameter.add_(torch.randn_like(parameter) if parameter.requires_grad else 0.0)
+    x = torch.randn(5, 6) * torch.tensor([1.0, 1e4, 0.0, 1e20, 1.0])[:, None]
+    x[4, 0] = torch.nan
+    found = own_terms(Case("adapters", model, x, torch.arange(5) % 3, torch.ones(5), 1e-2), layout)
+    assert float(found.max()) <= OWN
+    assert float(found[4]) == 0
+    if not frozen < float("inf"):
+        assert not found.any()
+    elif frozen == 1e3:
+        assert float(found.max()) > 0.99, "some record must reach the clip, or this shows nothing"
+
+
 @pytest.mark.parametrize("layout", ["one row", "shared"])
 def test_factors_so_small_that_slopes_lose_their_digits(layout: str):
     """Inputs and weights of 1e30: a·dy is no normal number any more, and its rounding was 1.4e-5 of the clip."""

@@ -21,8 +21,12 @@ def clients(source="digits"):
     return found.with_budgets([0.5, 1.0, 2.0, 4.0, 8.0, 1.0], delta=1e-4)
 
 
-def trained(method, source="digits", **options):
-    return sd.train(clients(source), "logistic", method, **SETTINGS | options)
+def trained(method, source="digits", model="logistic", rank=0, drawn=None, **options):
+    """``drawn``: the seeds of a frozen network, by process, that adapters are trained beside."""
+    if drawn is not None:
+        torch.manual_seed(drawn[rank])
+        model = sd.models.lora(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10)), rank=2)
+    return sd.train(clients(source), model, method, **SETTINGS | options)
 
 
 if __name__ == "__main__":
@@ -32,7 +36,7 @@ if __name__ == "__main__":
     found = {}
     for name, method, options in what:
         try:
-            done = trained(method, **options)
+            done = trained(method, rank=rank, **options)
             found[name] = (done.result, done.weights, done.personal)
         except sd.errors.SordinoError as error:
             found[name] = (type(error).__name__, str(error))

@@ -21,11 +21,14 @@ EXTRA = [
     ("two classes", "dp-fedavg", {"source": "breast-cancer", "evaluation": {"every": 2}}),
     ("models of their own", "mr-mtl", {"source": "breast-cancer", "evaluation": {"every": 2}}),
     ("compared", "dp-fedavg", {"baselines": True}),
+    ("adapters", "dp-scaffold", {"model": "mlp", "model_options": {"hidden": 8, "lora": 2}}),
+    ("beside a network of one's own", "dp-fedavg", {"drawn": [3, 3]}),
 ]
 EVERY = [(name, name, {"steps": 1}) for name in names() if get(name).private] + EXTRA
 LOST = ("lost", "dp-fedavg", {"server_lr": 1e60})
+TORN = ("torn", "dp-fedavg", {"drawn": [3, 4]})  # another frozen network in every process
 FEW = ["dp-fedavg", "robust-hdp", "dp-scaffold", "mr-mtl", "adaptdp", "power-of-choice", "least-squares"]
-SOME = [(name, name, {"steps": 1}) for name in FEW] + [EXTRA[0], EXTRA[2], EXTRA[6]]
+SOME = [(name, name, {"steps": 1}) for name in FEW] + [EXTRA[0], EXTRA[2], EXTRA[6], *EXTRA[-2:]]
 
 
 def together(folder: Path, runs, size=2):
@@ -76,9 +79,11 @@ def assert_alike(run, other):
 
 def check(runs, folder):
     """Two processes against one; returns nothing but what it asserts."""
-    first, second = together(folder, [*runs, LOST, ("and on", "dp-fedavg", {})])
+    first, second = together(folder, [*runs, LOST, TORN, ("and on", "dp-fedavg", {})])
     assert first["lost"] == second["lost"]
     assert first["lost"][0] == "Diverged"
+    assert first["torn"] == second["torn"]
+    assert "a model with other frozen weights: they have to be the same everywhere" in first["torn"][1]
     assert "and on" in second, "an error is everybody's, and nobody waits for a process that had another"
     for name, method, options in runs:
         done = trained(method, **{key: value for key, value in options.items() if key != "out"})

@@ -55,6 +55,35 @@ def test_merged_is_the_same_function_under_the_names_of_before():
     assert all(torch.equal(value, before[key]) for key, value in made.state_dict().items()), "the adapted one stays"
 
 
+class Sharing(nn.Module):
+    """A table that is the head as well, a layer that is used in two places, and attention that stays torch's own."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.first, self.out = nn.Embedding(5, 6), nn.Linear(6, 6), nn.Linear(6, 5)
+        self.second, self.out.weight = self.first, self.table.weight
+        self.seen = nn.MultiheadAttention(6, 2, batch_first=True, add_zero_attn=True)
+
+    def forward(self, x):
+        inner = self.second(torch.relu(self.first(self.table(x))))
+        return self.out(self.seen(inner, inner, inner)[0]).mean(1)
+
+
+def test_weights_and_layers_that_are_shared_stay_shared():
+    model, x = Sharing(), torch.arange(12).view(3, 4) % 5
+    made = models.lora(model, rank=2)
+    torch.testing.assert_close(made(x), model(x))
+    assert made.first is made.second, "one pair of adapters, wherever the layer is used"
+    trained = {name.rpartition(".")[0] for name, one in shaken(made).named_parameters() if one.requires_grad}
+    assert trained == {"first.down", "first.up", "out.down", "out.up"}
+    one = models.merged(made)
+    torch.testing.assert_close(one(x), made(x))
+    assert one.first is one.second
+    assert torch.equal(one.table.weight, model.table.weight), "what is merged into the head is not for the table"
+    assert set(one.state_dict()) == set(model.state_dict())
+
+
 def test_targets_and_modules_that_are_trained_whole():
     made = models.lora(net(), rank=2, targets=["query", "value"], train=["3"])
     trained = sorted(name for name, one in made.named_parameters() if one.requires_grad)
@@ -73,9 +102,14 @@ def test_targets_and_modules_that_are_trained_whole():
     [
         ({"rank": 0}, "rank = 0"),
         ({"rank": True}, "rank = True"),
+        ({"rank": 10**12}, "rank = 1000000000000 is more than the inputs and outputs of any layer, at most 40"),
         ({"alpha": -1.0}, "alpha = -1.0"),
+        ({"alpha": 1e39}, "no larger than float32 holds"),
+        ({"alpha": 10**400}, "no larger than float32 holds"),
         ({"targets": ["quary"]}, "no layer is called 'quary'"),
         ({"targets": "query"}, "list of names"),
+        ({"targets": 5}, "list of names"),
+        ({"targets": []}, "no layer is left to put an adapter beside"),
         ({"train": ["tail"]}, "no layer is called 'tail'"),
         ({"ranks": 3}, "no option ranks"),
     ],
@@ -88,6 +122,15 @@ def test_wrong_options_are_refused_with_what_there_is(options, message):
 def test_a_model_without_linear_layers_is_refused():
     with pytest.raises(BadInput, match="no linear layer"):
         models.lora(nn.Sequential(nn.Conv1d(2, 2, 3)))
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_weights_that_are_no_numbers_are_refused_before_a_budget_pays_for_them(number):
+    clients = sd.data.load("digits").partition("iid", clients=2, seed=0).with_budgets(8.0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    model[1].weight.data[0, 0] = number
+    with pytest.raises(BadInput, match=r"'1\.base\.weight' hold NaN or infinity, .* mend what they were loaded"):
+        sd.plan(clients, model, model_options={"lora": 2})
 
 
 def test_a_run_is_saved_loaded_and_exported(tmp_path):

@@ -87,6 +87,49 @@ def test_from_raw_files_to_predictions_by_commands_alone(in_folder, tmp_path):
     np.testing.assert_allclose(there, wanted, atol=1e-5)
 
 
+def test_adapters_of_an_encoder_from_raw_texts_to_predictions_by_commands(in_folder, notes):
+    study = f"""
+[study]
+name = "adapters"
+rounds = 2
+[data]
+name = "{notes / "notes"}"
+invalid = "null"
+[data.schema]
+target = "department"
+classes = {SCHEMA["classes"]}
+text = {{note = {{vocabulary = 256, length = 40}}}}
+[budgets]
+epsilon = 8
+delta = 1e-4
+[model]
+name = "text-encoder"
+options = {{width = 8, heads = 2}}
+lora = {{rank = 2, train = ["head"]}}
+[training]
+rate = 0.3
+lr = 0.5
+"""
+    Path("study.toml").write_text(study)
+    code, _, err = in_folder("-q", "run", "study.toml")
+    assert code == 0, err
+    code, out, err = in_folder("predict", "runs/adapters", str(notes / "new-notes.csv"))
+    assert (code, err) == (0, "2 of 20 records have no prediction: the last column says why\n"), "those without a text"
+    run, told = sd.load("runs/adapters"), json.loads(Path("runs/adapters/result.json").read_text())["study"]["model"]
+    trained = {name: one.numel() for name, one in run.template.named_parameters() if one.requires_grad}
+    assert {name.split(".")[-2] for name in trained} == {"down", "up", "head"}
+    assert told["parameters"] == len(run.weights) == sum(trained.values())
+    assert (told["tokens"], len(told["frozen"])) == (256, 64)
+    wanted = run.predict(notes / "new-notes.csv")
+    assert [one["prediction"] for one in table(out)] == [one or "" for one in wanted.prediction]
+    x = Tokenizer("words", 256, 40).encode(["crushing chest pain", "", "deep cut to the hand " * 30])
+    one = sd.models.merged(run.model)
+    torch.testing.assert_close(one(torch.from_numpy(x)), run.model(torch.from_numpy(x)))
+    plain = sd.models.build("text-encoder", (40,), 5, tokens=256, width=8, heads=2)
+    assert torch.equal(one.tokens.weight, plain.tokens.weight), "the table of tokens is frozen"
+    assert list(one.state_dict()) == list(plain.state_dict())
+
+
 @pytest.mark.parametrize("model", ["text-bag", "text-encoder"])
 def test_exported_programs_give_what_predict_gives(clients, tmp_path, model):
     onnxruntime = pytest.importorskip("onnxruntime", reason="needs pip install 'sordino[onnx]'")
@@ -105,7 +148,18 @@ def test_exported_programs_give_what_predict_gives(clients, tmp_path, model):
     assert (told["features"][0], told["features"][-1]) == ("note[1]", "note[40]")
 
 
-@pytest.mark.parametrize("model", ["text-bag", "text-encoder"])
+DEPLOYED = {
+    "text-bag": {"name": "text-bag"},
+    "text-encoder": {"name": "text-encoder", "options": {"width": 8, "heads": 2}},
+    "adapters": {
+        "name": "text-encoder",
+        "options": {"width": 8, "heads": 2},
+        "lora": {"rank": 2, "targets": ["query", "value"], "train": ["head"]},
+    },
+}
+
+
+@pytest.mark.parametrize("model", DEPLOYED.values(), ids=DEPLOYED)
 def test_a_deployed_model_predicts_as_its_simulation(notes, tmp_path, model):
     epsilon = {"east": 4.0, "north": 8.0, "south": 2.0, "west": 8.0}
     clients = sd.data.from_folder(notes / "notes", SCHEMA, test=0.8, invalid="null").with_budgets(epsilon, delta=1e-4)
@@ -113,7 +167,7 @@ def test_a_deployed_model_predicts_as_its_simulation(notes, tmp_path, model):
     study = {
         "study": {"rounds": 2, "seed": 3, "name": "text"},
         "data": {"schema": SCHEMA, "folder": str(notes / "notes"), "invalid": "null"},
-        "model": {"name": model, "options": {} if model == "text-bag" else {"width": 8, "heads": 2}},
+        "model": model,
         "method": {"name": "dp-fedavg"},
         "training": {"steps": 2, "rate": 0.3, "lr": 0.5},
         "deployment": {"sites": list(clients.names), "enrol": 0.1, "timeout": 20.0},

@@ -96,6 +96,14 @@ def digest(model: nn.Module) -> str:
     return held.hexdigest()
 
 
+def frozen(model: nn.Module) -> str | None:
+    """The :func:`digest` of a model that has parameters which are not trained; None where it has none.
+
+    Such a model is more than what a run sends and saves: whoever puts trained weights into it has to have the same.
+    """
+    return None if all(one.requires_grad for one in model.parameters()) else digest(model)
+
+
 def one_by_one(fixed: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
     """The fixed modules' output for records that go through them one at a time, and for which of them it is one.
 

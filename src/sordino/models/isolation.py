@@ -120,8 +120,8 @@ def _overridden(module: nn.Module) -> bool:
 def check(model: nn.Module, shape: tuple[int, ...], classes: int | None, dtype: torch.dtype = torch.float32) -> None:
     """Refuse a model that cannot be trained privately on such records, saying why and what to do.
 
-    Refused: layers with statistics over the batch, nothing to train, and an output that is not
-    ``[records, classes]`` (``[records]`` or ``[records, 1]`` for regression, ``classes=None``).
+    Refused: layers with statistics over the batch, weights that are no finite numbers, nothing to train, and an output
+    that is not ``[records, classes]`` (``[records]`` or ``[records, 1]`` for regression, ``classes=None``).
     """
     refuse_batch_statistics(model)
     if not any(parameter.requires_grad for parameter in model.parameters()):
@@ -136,6 +136,7 @@ def check(model: nn.Module, shape: tuple[int, ...], classes: int | None, dtype: 
         raise BadInput(f"the model cannot process records of shape {tuple(shape)}: {reason}") from error
     finally:
         model.train(was_training)
+    refuse_not_finite(model)
     got = tuple(out.shape) if isinstance(out, torch.Tensor) else type(out).__name__
     if classes is None and got not in {(2,), (2, 1)}:
         raise BadInput(f"regression needs one output per record, the model gives {got} for 2 records")
@@ -158,6 +159,16 @@ def refuse_batch_statistics(model: nn.Module) -> None:
             raise BadInput(
                 f"layer '{name}' is {type(module).__name__} with running statistics, an unnoised trace of the records; "
                 f"{remedy}, which drops them"
+            )
+
+
+def refuse_not_finite(model: nn.Module) -> None:
+    """Raise for the first tensor with NaN or infinity: no record contributes under such weights, and all pay."""
+    for name, parameter in model.named_parameters():
+        if not bool(parameter.isfinite().all()):
+            raise BadInput(
+                f"the model's weights '{name}' hold NaN or infinity, under which no record contributes anything: "
+                "mend what they were loaded or made from"
             )
 
 

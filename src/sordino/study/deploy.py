@@ -182,6 +182,7 @@ def prepare(study: Study, run: str) -> Served:
         engine = gradients.build(module, loss)
         start = engine.flatten(module)
     layout = tuple((name, tuple(size), offset) for name, size, offset in engine.layout)
+    frozen = models.frozen(template)
     brief = {
         "name": study.study.name,
         "run": run,
@@ -198,7 +199,7 @@ def prepare(study: Study, run: str) -> Served:
         "adjacency": study.budgets.adjacency,
         **({} if tokens is None else {"tokens": tokens}),
         **({"features": described(template)} if "features" in options else {}),
-        **({"frozen": models.digest(template)} if models.has_adapters(template) else {}),
+        **({} if frozen is None else {"frozen": frozen}),
     }
     trust = study.trust.chosen()
     if trust.shared:

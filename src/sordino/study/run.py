@@ -41,11 +41,15 @@ from sordino.study.view import PlanView
 def load(path: str | os.PathLike[str], model: nn.Module | None = None) -> Run:
     """A run from the file that ``run.save`` wrote, or from a run folder.
 
-    ``model``: the module of a run that trained one of your own, built as it was then; it gets the trained weights.
+    ``model``: the module of a run that trained one of your own, built as it was then; it gets the trained weights. It
+    may be the one without adapters where the run put them there (``model_options={"lora": …}``).
     """
     result, weights, personal = load_run(as_path("path", path))
     about = result["study"]["model"]
     template = model
+    adapters = about.get("options", {}).get("lora")
+    if model is not None and adapters is not None and not models.has_adapters(model):
+        template = model = models.build(model, tuple(about["shape"]), about["classes"], result["seed"], lora=adapters)
     if model is not None:
         models.check(model, tuple(about["shape"]), about["classes"], models.dtype_of(about.get("tokens")))
     elif about["name"] in models.names() or ":" in about["name"]:
@@ -251,6 +255,11 @@ def train(
     chosen = Trust.parse(trust), Evaluation.parse(evaluation)
     ready = prepare(clients, model, method, seed, options, settings, before, precision, *chosen)
     ready = replace(ready, deterministic=deterministic)
+    if len(set(shard.gathered((ready.key, models.frozen(ready.template))))) > 1:
+        raise BadInput(
+            "the processes of this run were given other arguments, or a model with other frozen weights: they have to "
+            "be the same everywhere (a seed before weights are drawn, or model='module:factory')"
+        )
     if baselines:
         like = partial(_like, model=model, seed=seed, options=options, precision=precision, deterministic=deterministic)
         ready = replace(ready, baselines=Compared(ready, settings, like, device).find)

@@ -134,8 +134,9 @@ def check_features(brief: Mapping[str, Any], template: nn.Module) -> None:
 
 
 def check_frozen(brief: Mapping[str, Any], template: nn.Module) -> None:
-    """Refuse adapters beside other frozen weights than the server's: they would be adapters of another model."""
-    if models.has_adapters(template) and brief.get("frozen") != models.digest(template):
+    """Refuse other frozen weights than the server's, beside which another model would be trained, and useless ones."""
+    models.refuse_not_finite(template)
+    if brief.get("frozen") != models.frozen(template):
         raise Refused(
             f"model {brief['model']['name']!r} has other frozen weights here than at the server: install the same "
             "version of sordino (or of the module and the weights it comes from) on both sides"
