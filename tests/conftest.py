@@ -41,15 +41,18 @@ def school_folder(tmp_path_factory):
 @pytest.fixture
 def in_folder(capsys, monkeypatch, tmp_path):
     """Run a command in an empty folder, 200 characters wide; returns (exit code, stdout, stderr)."""
+    from rich.console import Console
+
     from sordino import cli
+    from sordino.commands.output import shown
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
 
     def run(*words: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["sordino", *words])
-        monkeypatch.setattr(cli, "out_console", cli.Console(width=200))
-        monkeypatch.setattr(cli, "err_console", cli.Console(stderr=True, width=200))
+        monkeypatch.setattr(shown, "out", Console(width=200))
+        monkeypatch.setattr(shown, "err", Console(stderr=True, width=200))
         code = 0
         try:
             cli.main()

@@ -14,6 +14,7 @@ from rich.text import Text
 
 import bench
 from sordino import cli
+from sordino.commands.output import shown
 from sordino.study import show
 from sordino.study.show import Sheet, to_csv
 from sordino.study.status import table
@@ -155,8 +156,8 @@ def call(place, monkeypatch, capsys):
         else:
             monkeypatch.setenv("COLUMNS", str(width))
         monkeypatch.setattr(sys, "argv", ["sordino", *words])
-        monkeypatch.setattr(cli, "out_console", show.console())
-        monkeypatch.setattr(cli, "err_console", show.console(stderr=True))
+        monkeypatch.setattr(shown, "out", show.console())
+        monkeypatch.setattr(shown, "err", show.console(stderr=True))
         with pytest.raises(SystemExit) as stop:
             cli.main()
         said = capsys.readouterr()

@@ -11,11 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 from scipy import stats
 from survey_files import NUMBERS, SITES, study, write_files, write_sites
 from typer.testing import CliRunner
 
 from sordino import cli
+from sordino.commands.output import shown
 from sordino.data.schema import parse_schema
 from sordino.engine.federation import wire
 from sordino.errors import BadInput, BudgetRefused
@@ -368,7 +370,7 @@ sites = ["north", "east", "south", "west"]
 """
     )
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(cli, "out_console", cli.Console(width=80))
+    monkeypatch.setattr(shown, "out", Console(width=80))
     for options in ([], ["--plan"], ["--plan", "--serve", "--held", "300"]):
         done = CliRunner().invoke(cli.app, ["survey", str(file), *options])
         assert done.exit_code == 0, done.output

@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 
 import sordino as sd
 from sordino import cli
+from sordino.commands.output import shown
 from sordino.data import budgets, own, sources
 from sordino.data import read as read_module
 from sordino.errors import BadInput
@@ -290,7 +292,7 @@ def test_the_command_line_refuses_with_code_2_and_writes_nothing(
         '[study]\nname = "small"\n[data]\nclients = 4\n[budgets]\nepsilon = 2.0\n[model]\nname = "logistic"\n'
     )
     monkeypatch.setattr(sys, "argv", ["sordino", *words])
-    monkeypatch.setattr(cli, "err_console", cli.Console(stderr=True, width=300))
+    monkeypatch.setattr(shown, "err", Console(stderr=True, width=300))
     with pytest.raises(SystemExit) as stop:
         cli.main()
     assert stop.value.code == 2

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sordino.commands.output import AsCsv, AsJson, for_programs, tell
+from sordino.commands.output import AsCsv, AsJson, for_programs, shown, tell, words
 from sordino.errors import BadInput, BudgetRefused
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def certify(
     from sordino.engine.federation.certificates import Keys
     from sordino.engine.federation.certificates import certify as make
 
-    names, hosts = _words(sites), _words(host)
+    names, hosts = words(sites), words(host)
     if not (names or rotate or revoke):
         raise BadInput("--sites names nobody: --sites north,south")
     if len(set(names)) != len(names):
@@ -80,30 +80,29 @@ def serve(
     insecure: Insecure = False,
 ) -> None:
     """Train a study with real sites: starts a Flower SuperLink and coordinates the run; writes result.json."""
-    from sordino.cli import err_console, out_console
     from sordino.engine.federation.certificates import Keys
     from sordino.study.file import read_study
     from sordino.study.page import Page
     from sordino.study.serve import serve as run
     from sordino.study.status import line_of
 
-    begin(err_console, insecure)
+    begin(shown.err, insecure)
     read = read_study(study, set_)
     if read.tune:
         raise BadInput("this study has a [tune]: 'sordino tune --sites' tries its settings under the sites' budgets")
     folder = out or Path("runs") / read.study.name
 
     def watch(record: dict[str, Any]) -> None:
-        err_console.print(line_of(record, read.planned_rounds), highlight=False, markup=False)
+        shown.err.print(line_of(record, read.planned_rounds), highlight=False, markup=False)
 
-    with Page(folder, page, err_console):
-        err_console.print(f"serving {read.study.name} at {host}:{port}; sites: {', '.join(read.deployment.sites)}")
+    with Page(folder, page, shown.err):
+        shown.err.print(f"serving {read.study.name} at {host}:{port}; sites: {', '.join(read.deployment.sites)}")
         result = run(read, folder, None if insecure else Keys(keys), host, port, resume, watch)
     if not result["private"]:
-        out_console.print("[bold red]NOT PRIVATE[/bold red]: no noise was added and no budget protects anybody.")
-    out_console.print(f"result: {folder / 'result.json'}", highlight=False, markup=False, soft_wrap=True)
+        shown.out.print("[bold red]NOT PRIVATE[/bold red]: no noise was added and no budget protects anybody.")
+    shown.out.print(f"result: {folder / 'result.json'}", highlight=False, markup=False, soft_wrap=True)
     if result.get("stopped", {}).get("refused"):
-        err_console.print(f"budget: {result['stopped']['reason']}", highlight=False, markup=False)
+        shown.err.print(f"budget: {result['stopped']['reason']}", highlight=False, markup=False)
         raise typer.Exit(BudgetRefused.exit_code)
 
 
@@ -117,19 +116,18 @@ def join(
     as_json: Annotated[bool, typer.Option("--json", help="With --check: print JSON.")] = False,
 ) -> None:
     """Take part as a site: the budget, the ledger and the records stay here, and this site's limits decide."""
-    from sordino.cli import err_console
     from sordino.study.join import join as take_part
 
     if as_json and not check:
         raise BadInput("--json goes with --check: a site that takes part prints no table")
-    begin(err_console, insecure)
+    begin(shown.err, insecure)
     if check:
         _check(site, insecure, as_json)
         return
     try:
         take_part(site, insecure=insecure, wait=wait)
     except KeyboardInterrupt:
-        err_console.print("left the federation; what was charged stays charged, and the same command joins again")
+        shown.err.print("left the federation; what was charged stays charged, and the same command joins again")
         sys.exit(130)
 
 
@@ -138,7 +136,6 @@ def _check(site: Path, insecure: bool, as_json: bool) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from sordino.cli import out_console
     from sordino.study.result import to_json
     from sordino.study.site_check import FAILED, check_site, passed, plain
 
@@ -152,7 +149,7 @@ def _check(site: Path, insecure: bool, as_json: bool) -> None:
             table.add_row(f"[{colour}]{one.state}[/{colour}]", one.check, Text(one.found))
             if one.remedy is not None:
                 table.add_row("", "", Text(f"what to do: {one.remedy}", style="yellow"))
-        out_console.print(table)
+        shown.out.print(table)
     if not passed(found):
         raise typer.Exit(BadInput.exit_code)
 
@@ -164,7 +161,6 @@ def status(
     as_csv: AsCsv = False,
 ) -> None:
     """Say where a deployed run stands: rounds, sites seen, refusals, budgets."""
-    from sordino.cli import err_console, out_console
     from sordino.study.page import Page
     from sordino.study.status import look, table
 
@@ -172,9 +168,9 @@ def status(
     if apart:
         tell(as_csv, seen, seen["sites"])
     else:
-        out_console.print(table(seen))
+        shown.out.print(table(seen))
     if page is not None:
-        with Page(folder, page, err_console):
+        with Page(folder, page, shown.err):
             while True:
                 time.sleep(3600)
 
@@ -197,7 +193,6 @@ def evaluate(
 
     The clients of the study rehearse it here; with --sites the real ones are asked, who need not have trained it.
     """
-    from sordino.cli import err_console, out_console
     from sordino.engine.checkpoint import write_atomic
     from sordino.engine.federation.certificates import Keys
     from sordino.study.file import read_study
@@ -212,9 +207,9 @@ def evaluate(
     read = asked(read_study(study, set_), finished)
     folder = out or Path("runs") / f"{read.study.name}-evaluation"
     if sites:
-        begin(err_console, insecure)
+        begin(shown.err, insecure)
         read = set_up_evaluation(read, finished)
-        err_console.print(f"asking at {host}:{port}; sites: {', '.join(read.deployment.sites)}", highlight=False)
+        shown.err.print(f"asking at {host}:{port}; sites: {', '.join(read.deployment.sites)}", highlight=False)
         found = run(read, folder, None if insecure else Keys(keys), host, port, resume, judged=finished)
     else:
         found = rehearse(read, finished)
@@ -223,20 +218,19 @@ def evaluate(
     if apart:
         return tell(as_csv, found, found["evaluation"])
     if not found["private"]:
-        out_console.print("[bold red]NOT PRIVATE[/bold red]: no noise was added and no budget protects anybody.")
-    out_console.print(judged_table(found["evaluation"]))
+        shown.out.print("[bold red]NOT PRIVATE[/bold red]: no noise was added and no budget protects anybody.")
+    shown.out.print(judged_table(found["evaluation"]))
     if (spent := found["evaluation"][0]["epsilon"]) is not None:
-        out_console.print(f"paid by held-out records: ε at most {spent:.4g}; low and high: 95 % intervals")
+        shown.out.print(f"paid by held-out records: ε at most {spent:.4g}; low and high: 95 % intervals")
     for name, why in found["refused"].items():
-        out_console.print(f"{name} is not counted: {why}", highlight=False, markup=False)
-    out_console.print(f"evaluation: {folder / 'evaluation.json'}", highlight=False, markup=False, soft_wrap=True)
+        shown.out.print(f"{name} is not counted: {why}", highlight=False, markup=False)
+    shown.out.print(f"evaluation: {folder / 'evaluation.json'}", highlight=False, markup=False, soft_wrap=True)
 
 
 def tune_with_sites(
     read: Study, folder: Path, keys: Path, host: str, port: int, resume: bool, insecure: bool
 ) -> dict[str, Any]:
     """Serve a search (`sordino tune --sites`) and say how it goes; returns its result."""
-    from sordino.cli import err_console
     from sordino.engine.federation.certificates import Keys
     from sordino.study.serve import serve_tune
     from sordino.study.status import line_of
@@ -246,15 +240,11 @@ def tune_with_sites(
     def watch(record: dict[str, Any]) -> None:
         nonlocal begun
         begun += record["round"] == 1
-        err_console.print(f"setting {begun}, {line_of(record, None)}", highlight=False, markup=False)
+        shown.err.print(f"setting {begun}, {line_of(record, None)}", highlight=False, markup=False)
 
-    begin(err_console, insecure)
-    err_console.print(f"tuning {read.study.name} at {host}:{port}; sites: {', '.join(read.deployment.sites)}")
+    begin(shown.err, insecure)
+    shown.err.print(f"tuning {read.study.name} at {host}:{port}; sites: {', '.join(read.deployment.sites)}")
     return serve_tune(read, folder, None if insecure else Keys(keys), host, port, resume, watch)
-
-
-def _words(text: str) -> list[str]:
-    return [word.strip() for word in text.split(",") if word.strip()]
 
 
 def begin(console: Any, insecure: bool) -> None:

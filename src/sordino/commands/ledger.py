@@ -39,8 +39,8 @@ def show(
         if html is not None:
             from sordino.study.report.officer import write_officer
 
-            shown = [name for name in names if client is None or is_account_of(name, client)]
-            typer.echo(f"page: {write_officer(book, html, shown)}")
+            chosen = [name for name in names if client is None or is_account_of(name, client)]
+            typer.echo(f"page: {write_officer(book, html, chosen)}")
             return
         if apart:
             found = told(book, own)["statements"]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sordino.commands.output import shown
 from sordino.errors import BadInput
 
 if TYPE_CHECKING:
@@ -31,7 +32,6 @@ def predict(
 
     One row for every record, in order. A record that cannot be encoded has no prediction, and the reason beside it.
     """
-    from sordino.cli import err_console
     from sordino.engine.checkpoint import write_atomic
     from sordino.study.result import to_json
 
@@ -41,9 +41,9 @@ def predict(
         typer.echo(text, nl=False)
     else:
         write_atomic(out, text.encode())
-        err_console.print(f"predictions: {out}", highlight=False, soft_wrap=True)
+        shown.err.print(f"predictions: {out}", highlight=False, soft_wrap=True)
     if found.missing:
-        err_console.print(
+        shown.err.print(
             f"{found.missing} of {len(found)} records have no prediction: the last column says why", highlight=False
         )
 
@@ -66,16 +66,15 @@ def export(
 
 def _loaded(path: Path, client: str | None) -> Run:
     """The run; says on stderr that nobody was protected, or that there are better models for clients, where so."""
-    from sordino.cli import err_console
     from sordino.study.run import load
 
     run = load(path)
     if not run.result["private"]:
-        err_console.print(
+        shown.err.print(
             "[bold red]NOT PRIVATE[/bold red]: this model was trained without noise, and may give away single records "
             "of its training data."
         )
     if run.result.get("personal") and client is None:
         there = "sites keep them" if run.personal is None else "--client NAME uses a client's"
-        err_console.print(f"every client has a model of its own, and this is the common one: {there}", highlight=False)
+        shown.err.print(f"every client has a model of its own, and this is the common one: {there}", highlight=False)
     return run

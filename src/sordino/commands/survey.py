@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from sordino.commands.federation import Insecure, begin
-from sordino.commands.output import AsCsv, AsJson, for_programs, tell
+from sordino.commands.output import AsCsv, AsJson, for_programs, shown, tell
 from sordino.errors import BadInput
 
 
@@ -31,7 +31,6 @@ def survey(
 
     Paid by held-out records; training budgets stay untouched. Without --serve it is rehearsed on data.folder.
     """
-    from sordino.cli import err_console, out_console
     from sordino.study.file import read_study
     from sordino.study.serve import serve_survey
     from sordino.study.survey.rehearse import assumed, prepare, rehearse
@@ -52,14 +51,14 @@ def survey(
             tell(as_csv, {**about, "expected": planned.expected()}, about["sites"])
         else:
             for one in show_plan(planned, read.survey.least, assumed=serve):
-                (err_console if apart else out_console).print(one)
+                (shown.err if apart else shown.out).print(one)
     if plan:
         return
     if serve:
-        begin(err_console, insecure)
+        begin(shown.err, insecure)
         from sordino.engine.federation.certificates import Keys
 
-        err_console.print(f"asking {', '.join(read.deployment.sites)} at {host}:{port}", highlight=False)
+        shown.err.print(f"asking {', '.join(read.deployment.sites)} at {host}:{port}", highlight=False)
         result = serve_survey(read, folder, None if insecure else Keys(keys), host, port, resume)
     else:
         result = rehearse(read)
@@ -67,9 +66,9 @@ def survey(
     if apart:
         return tell(as_csv, result, figure_rows(result))
     for one in show_result(result):
-        out_console.print(one)
-    out_console.print(f"figures: {folder / SURVEY}", highlight=False, soft_wrap=True)
+        shown.out.print(one)
+    shown.out.print(f"figures: {folder / SURVEY}", highlight=False, soft_wrap=True)
     if result["draft"] is None:
-        err_console.print(f"[yellow]no study was drafted[/yellow]: {result['undrafted']}", highlight=False)
+        shown.err.print(f"[yellow]no study was drafted[/yellow]: {result['undrafted']}", highlight=False)
         raise typer.Exit(1)
-    out_console.print(f"study:   {folder / DRAFTED}", highlight=False, soft_wrap=True)
+    shown.out.print(f"study:   {folder / DRAFTED}", highlight=False, soft_wrap=True)
