@@ -1,5 +1,8 @@
 """Which engine a model gets, why, and what is refused."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from gradient_reference import assert_graded_like_plain
@@ -89,6 +92,19 @@ def test_a_model_the_fast_engine_cannot_serve_goes_to_the_exact_one_with_a_reaso
     assert reason in plan.reason
     with pytest.raises(BadInput, match="use kind='auto'"):
         gradients.build(model, "cross-entropy", "fast", shape=(4,))
+
+
+def test_grading_on_a_cpu_imports_no_compiler():
+    """What torch would import for nothing takes 180 MB and seconds, at the start of every run and every site's turn."""
+    code = (
+        "import sys, torch; from sordino import models; from sordino.client import gradients;"
+        "model = models.build('resnet18-gn', (3, 8, 8), 10, 0, stem='small');"
+        "engine = gradients.build(model, 'cross-entropy', shape=(3, 8, 8)); params = engine.flatten(model)[None];"
+        "graded = engine(params, torch.randn(1, 3, 3, 8, 8), torch.zeros(1, 3, dtype=torch.long));"
+        "graded.pull(torch.ones(1, 3)); sys.exit(any(name in sys.modules for name in ('torch._dynamo',"
+        "'torch._inductor', 'sympy')) or engine.describe()[0].method == 'exact')"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 def test_the_plan_names_every_layer_with_its_method_and_reason():

@@ -90,6 +90,19 @@ def test_steps_are_pure_and_keep_what_is_remembered():
         assert "pfa_basis" in following
 
 
+@pytest.mark.parametrize("name", list(after.STEPS))
+def test_an_update_that_is_nobody_elses_is_written_over_and_the_step_is_the_same(name):
+    step = after.STEPS[name]()
+    (kept, kept_memory), (over, over_memory) = (torch.zeros(2), {}), (torch.zeros(2), {})
+    for delta in DELTAS:
+        kept, kept_shown, kept_memory = step.take(kept, Outcome(delta, None), kept_memory)
+        own = delta.clone()
+        over, over_shown, over_memory = step.take(over, Outcome(own, None, own=True), over_memory)
+        assert torch.equal(over, kept)
+        assert torch.equal(over_shown, kept_shown)
+        assert name in ("momentum", "ball") or over.data_ptr() == own.data_ptr()
+
+
 @pytest.mark.parametrize(
     ("step", "options"), [(after.momentum, {"beta": 1.0}), (after.ema, {"decay": -0.1}), (after.polyak, {"skip": -1})]
 )

@@ -146,6 +146,18 @@ def test_importance_weights_of_the_selection_enter_plain_averages():
     np.testing.assert_allclose(rules.data_weighted()(updates, facts, {}).weights, [0.5 * 100 / 250, 2 * 150 / 250])
 
 
+def test_an_update_that_a_rule_remembers_is_not_the_steps_to_write_over():
+    facts, plain = facts_of([0, 1]), rules.uniform()
+    updates = round_of(facts)
+    assert plain(updates, facts, {}).own
+
+    def combine(updates, facts, memory):
+        found = plain.combine(updates, facts, memory)
+        return replace(found, memory={"last": found.delta})
+
+    assert not replace(plain, combine=combine)(updates, facts, {}).own
+
+
 def test_public_data_takes_all_of_weiavg():
     facts = facts_of([0, 1, 2], epsilons=[1.0, np.inf, 5.0])
     assert rules.weiavg()(round_of(facts), facts, {}).weights.tolist() == [0.0, 1.0, 0.0]

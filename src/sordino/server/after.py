@@ -50,7 +50,9 @@ def _stepping(name: str, beta: float, lr: float, average: Average | None = None)
         if beta != 0.0:
             delta = beta * memory["velocity"] + delta if "velocity" in memory else delta
             memory = {**memory, "velocity": delta}
-        stepped = torch.add(weights, delta, alpha=lr)
+        # A fresh vector of a large model takes longer to be paged in than to be computed.
+        over = outcome.own and beta == 0.0 and delta.dtype == weights.dtype
+        stepped = torch.add(weights, delta, alpha=lr, out=delta if over else None)
         if average is None:
             return stepped, stepped, memory
         count = int(memory.get("count", 0)) + 1

@@ -119,6 +119,7 @@ class Outcome:
     next_steps: how many local steps the next round's turns have, for a rule that sets their number.
     shown: the model to show, for a rule that makes it itself; the server's step then shows nothing.
     iterate: the combined mean iterate minus the weights, for a server step that shows averaged iterates.
+    own: whether ``delta`` is nobody else's, so that the server's step may write over it.
     """
 
     delta: Tensor
@@ -129,6 +130,7 @@ class Outcome:
     next_steps: int | None = None
     iterate: Tensor | None = None
     shown: Tensor | None = None
+    own: bool = False
 
 
 @dataclass(frozen=True)

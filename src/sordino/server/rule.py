@@ -141,7 +141,8 @@ class Aggregate:
             diagnostics |= _noise_after(outcome.weights, screened.facts)
         if lines:
             diagnostics["log"] = lines
-        return replace(outcome, weights=weights, diagnostics=diagnostics)
+        own = outcome.own and all(one is not outcome.delta for one in outcome.memory.values())  # of a rule around one
+        return replace(outcome, weights=weights, diagnostics=diagnostics, own=own)
 
 
 def combine_rounds(rules: Sequence[Aggregate], calls: Sequence[Call]) -> list[Outcome]:

@@ -28,7 +28,7 @@ def _sum(name: str, weigh: Callable[[Facts], Array], aims: str) -> Aggregate:
 
     def combine(updates: Any, facts: Facts, memory: Memory) -> Outcome:
         weights = weigh(facts)
-        return Outcome(weighted(updates, weights), weights, memory)
+        return Outcome(weighted(updates, weights), weights, memory, own=True)
 
     return Aggregate(name, combine, weights=weigh, aims=aims, foreseen=True)
 

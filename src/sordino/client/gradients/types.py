@@ -276,12 +276,15 @@ def precise(mixed: bool = False) -> Iterator[None]:
 @contextmanager
 def any_algorithm() -> Iterator[None]:
     """Take any algorithm, repeatable or not, to compare with: what is only compared leaves no trace in a run."""
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    if not torch.are_deterministic_algorithms_enabled():
+        yield  # torch's switch imports a compiler: seconds and 145 MB, for nothing
+        return
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(False)
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        torch.use_deterministic_algorithms(True, warn_only=warn_only)
 
 
 @contextmanager
