@@ -49,6 +49,7 @@ WORDS = ("client", "step")
 # eighth of the work over as many parameters, so that what a round does once over all of them weighs far more.
 # W5 is a round of scatter-linear on 28×28 images: its features are computed once, for every peer, before any round.
 # W6 is a transformer encoder of two layers, width 128, on 64 words of 1,000; W7 the same, frozen, with LoRA of rank 8.
+# W8 is what small tables and features are trained by: many steps of many clients, hardly any arithmetic in each.
 ENCODER = "bench.encoder:encoder"
 WORKLOADS = {
     one.name: one
@@ -61,6 +62,7 @@ WORKLOADS = {
         Workload("W5", 20, 1, 240, 2400, "linear", (2402,)),
         Workload("W6", 1, 10, 64, 1280, ENCODER, (64,), {}, 1000),
         Workload("W7", 1, 10, 64, 1280, ENCODER, (64,), {"lora": 8}, 1000),
+        Workload("W8", 20, 10, 32, 640, "mlp", (64,)),
     )
 }
 

@@ -34,6 +34,16 @@ def _spent(results: Results) -> str:
 
 
 def _phase_one(results: Results) -> str:
+    wrong = (
+        "'A tenth of the budget to phase 1' was a tenth of Σ count·q²/z², which is no tenth of ε where a few releases "
+        "with little noise stand beside many."
+    )
+    if "searched" in results["_meta"]:
+        return (
+            f"{wrong} On T2 nearly all of ε went to phase 1. All runs were made again: shares are measured with the "
+            "accountant (`calibrate.shares`), and values searched alike for all methods, on records that no table "
+            "reports."
+        )
     runs = [r for r in results["runs"] if r["seed"] == 0 and "T2" in (r["column"], r["block"])]
     pairs: dict[str, dict[str, float]] = {}
     for run in runs:
@@ -48,8 +58,7 @@ def _phase_one(results: Results) -> str:
     )
     where = f" On T2 nearly all of ε went to phase 1, and the gradients got {told} for DP-FedAvg." if told else ""
     return (
-        "'A tenth of the budget to phase 1' was a tenth of Σ count·q²/z², which is no tenth of ε where a few releases "
-        f"with little noise stand beside many.{where} The experiment now measures shares with the accountant "
+        f"{wrong}{where} The experiment now measures shares with the accountant "
         "(`calibrate.shares`), which gives T2's gradients a z within 3.1 % of DP-FedAvg's. Until then T2's losses "
         "say nothing about the method."
     )
