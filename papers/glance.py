@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from papers import accuracy_ingredients, accuracy_page, changes, fedfdp_cells, selection_page, verdicts
+from papers import accuracy_ingredients, accuracy_page, changes, fedfdp_cells, leaderboard, selection_page, verdicts
 from papers import accuracy_published as default
 from papers.claims import CLAIMS
 from papers.known import aware, measured, results, says, seeds_of
@@ -121,6 +121,7 @@ def wrapped(lines: Sequence[str]) -> list[str]:
 BLOCKS: dict[Path, dict[str, Callable[[], list[str]]]] = {
     RESULTS / "index.md": {
         "default": lambda: wrapped(default_lines("", shared=True)),
+        "leaderboard": lambda: list(leaderboard.lines()),
         "glance": glance_lines,
         "awaiting": awaiting_lines,
     },
