@@ -76,12 +76,19 @@ def default_lines(link: str, shared: bool) -> list[str]:
 
 
 def selection_lines(link: str) -> list[str]:
-    """Privacy-aware selection, for README."""
+    """Privacy-aware selection and ``auto`` on its federations, for README."""
     mnist, fashion = (aware(n, AS_PUBLISHED) for n in (3, 4))
+    parts = []
+    for data, board in zip(("MNIST", "Fashion-MNIST"), leaderboard.BOARDS):
+        row = leaderboard.default(leaderboard.rows(board))
+        if row is None:
+            raise LookupError(f"auto has no row on {board.title}")
+        parts.append(f"{row.mean:.1f} on {data} ({says(row.lead, 'the best printed')}, {seeds_of(row.lead)})")
     return [
         f"With the published noise privacy-aware selection is {says(mnist, 'unbiased')} on "
         f"MNIST and {says(fashion, 'unbiased')} on Fashion-MNIST ({seeds_of(mnist)}; [III]({link}selection-table3.md), "
-        f"[IV]({link}selection-table4.md))."
+        f"[IV]({link}selection-table4.md)). On the same federations `auto` has {' and '.join(parts)}: "
+        f"[leaderboard]({link}index.md#leaderboard)."
     ]
 
 

@@ -142,6 +142,11 @@ def rows(board: Board) -> list[Row]:
     return sorted((one for one in (*first, *best.values()) if one), key=lambda one: -one.mean)
 
 
+def default(found: Sequence[Row]) -> Row | None:
+    """The row of ``auto`` with noise per site, which is what sordino does if nothing is said."""
+    return next((row for row in found if row.name == f"`auto`, {TRUST[published.AUTO]}"), None)
+
+
 TRUST = {published.AUTO: "noise per site", published.SHARED: "noise shared, half of all sites conspiring"}
 
 
@@ -177,7 +182,7 @@ def lines() -> Iterator[str]:
 def _below(found: Sequence[Row], printed: Mapping[str, float]) -> str:
     """Which columns no row has above print, and which ``auto`` with noise per site has not."""
     somebody = {column for row in found for column in row.above}
-    alone = next((row for row in found if row.name.endswith(TRUST[published.AUTO])), None)
+    alone = default(found)
     nobody = [column for column in printed if column not in somebody]
     said = "Every column is above print" if not nobody else f"Nothing is above print on {'; '.join(nobody)}"
     if alone is None:
