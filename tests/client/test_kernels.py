@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from sordino.client.gradients import build, fused, graphs
+from sordino.client.gradients import build, fused
 from sordino.client.gradients.fast import Fast
 from sordino.client.gradients.losses import loss_by_name
 from sordino.client.gradients.tape import Segments
@@ -88,6 +88,27 @@ def test_kernels_give_the_losses_norms_and_sums_of_the_engine_without_them(netwo
     assert torch.allclose(seen_norms[usable], norms[usable], rtol=1e-5)
     assert torch.allclose(seen_sums, sums, rtol=1e-4, atol=1e-5)
     assert torch.isfinite(seen_sums).all(), "a record with factor zero is not even read"
+
+
+@pytest.mark.parametrize("network", [pooled_pairs, odd_shapes, standardised])
+def test_nothing_depends_on_memory_that_nobody_wrote(network, monkeypatch):
+    """Kernels leave padding unwritten; torch can fill every new buffer with NaN, to show who reads such memory."""
+    torch.manual_seed(0)
+    model = network()
+    params = torch.cat([p.detach().flatten() for p in model.parameters()]) + 0.05 * torch.randn(ROWS, 1)
+    mask = torch.ones(ROWS, WIDTH, dtype=torch.bool)
+    mask[0, 1:], mask[1] = False, False
+    given = params, torch.randn(ROWS, WIDTH, 1, 13, 13), torch.zeros(ROWS, WIDTH, dtype=torch.long), mask
+    plain = graded(model, True, *given, torch.rand(ROWS, WIDTH), monkeypatch)[:2]
+    torch.use_deterministic_algorithms(True)  # which fills
+    try:
+        factors = torch.full((ROWS, WIDTH), 2.0)
+        losses, norms, sums, _ = graded(model, True, *given, factors, monkeypatch)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert torch.equal(losses, plain[0])
+    assert torch.equal(norms, plain[1])
+    assert torch.equal(sums, graded(model, True, *given, factors, monkeypatch)[2])
 
 
 def test_where_a_kernel_does_not_compile_the_engine_does_without_them(interpreted, monkeypatch):
@@ -181,30 +202,33 @@ def test_noise_depends_on_row_step_and_column_alone_and_is_standard_normal():
 def test_a_turns_keys_are_made_once_for_all_its_steps():
     source = Keyed("run")
     turns = [Turn("a", 1), Turn("b", 1)]
-    held = source._keys_on(turns, "gradient", torch.device("cpu"))
-    assert source._keys_on(turns, "gradient", torch.device("cpu")) is held
-    other = source._keys_on([Turn("a", 2), Turn("b", 1)], "gradient", torch.device("cpu"))
+    held = source.keys_on(turns, "gradient", torch.device("cpu"))
+    assert source.keys_on(turns, "gradient", torch.device("cpu")) is held
+    other = source.keys_on([Turn("a", 2), Turn("b", 1)], "gradient", torch.device("cpu"))
     assert other[1] == held[1]
     assert other[0] != held[0]
-    assert source._keys_on(turns, "loss", torch.device("cpu"))[0] != held[0]
+    assert source.keys_on(turns, "loss", torch.device("cpu"))[0] != held[0]
 
 
-def test_only_shapes_that_come_again_and_again_are_recorded_and_few_of_them(monkeypatch):
-    """Recording costs as much as several passes, and every graph owns its buffers."""
-    made = []
-    monkeypatch.setattr(graphs.Recorded, "of", staticmethod(lambda grade, inputs: made.append(inputs) or len(made)))
-    kept = graphs.Graphs()
+def test_the_kernel_that_bounds_contributions_gives_what_the_gate_gives():
+    """Hostile factors, norms and bounds, a bound a row or a record: the same numbers to the last bit."""
+    from sordino.privacy import bounded_cuda  # needs triton
+    from sordino.privacy.gate import LARGEST_FACTOR, TINY, bounded
 
-    def seen(width, per_record=1):
-        given = torch.zeros(2, 5), torch.zeros(2, width, 3), torch.zeros(2, width), torch.zeros(2, width)
-        return kept.of(lambda *inputs: None, given, per_record)
-
-    for _ in range(graphs.SEEN - 1):
-        assert seen(1) is None
-    assert seen(1) == seen(1) == 1, "recorded once"
-    found = {width: [seen(width) for _ in range(graphs.SEEN)][-1] for width in range(2, 50)}
-    assert [width for width, one in found.items() if one] == list(range(2, graphs.MOST_GRAPHS + 1))
-    assert seen(1) == 1, "what was recorded stays"
-    kept = graphs.Graphs()
-    found = [[seen(width, graphs.MOST_BYTES // 10) for _ in range(graphs.SEEN)][-1] for width in (3, 3, 3, 2, 1)]
-    assert [one is None for one in found] == [False, False, False, False, True], "6 and 4 tenths leave no room"
+    hostile = [0.0, -0.0, 1.0, -1.0, 1e-45, 1e-38, 1e-20, 3e6, -1e30, np.inf, -np.inf, np.nan]
+    factors = torch.tensor(hostile)[:, None].expand(-1, 14).contiguous()
+    norms = torch.tensor([0.0, 1e-300, 1e-45, 1e-20, 0.1, 1.0, 1.5, 1e6, 1e20, 1e38, 1e300, np.inf, np.nan, 2.0])
+    norms = norms.double().expand(len(hostile), -1).contiguous()
+    for bound in (0.0, 1e-30, 0.7, 1e30, float("inf"), float("nan")):
+        each = torch.full((len(hostile), 1), bound)
+        wanted = bounded(factors, norms, each).nan_to_num(7.0)
+        found = bounded_cuda.bounded(factors, norms, each, LARGEST_FACTOR, TINY)
+        assert torch.equal(found.nan_to_num(7.0), wanted)
+        flat = factors.flatten(), norms.flatten(), each.expand(-1, norms.shape[1]).flatten()
+        assert torch.equal(bounded_cuda.bounded(*flat, LARGEST_FACTOR, TINY).nan_to_num(7.0), wanted.flatten())
+    torch.manual_seed(0)
+    factors, norms = torch.randn(5, 3000), torch.rand(5, 3000).double() * 3
+    bound = torch.rand(5, 1)
+    found = bounded_cuda.bounded(factors, norms, bound, LARGEST_FACTOR, TINY)
+    assert torch.equal(found, bounded(factors, norms, bound))
+    assert (found.double().abs() * norms <= bound.double() * (1 + 1e-7)).all()

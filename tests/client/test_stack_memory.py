@@ -4,7 +4,7 @@ import torch
 
 from sordino import methods, models
 from sordino.client import gradients
-from sordino.client.gradients.graphs import MOST_BYTES
+from sordino.client.recorded import MOST_BYTES
 from sordino.client.turn import Work
 from sordino.engine import simulate
 from sordino.methods import Population, Training
@@ -28,6 +28,6 @@ def test_ten_runs_of_the_selection_network_stay_below_20_gib():
     most = max(sum(terms[row].divisor for row in rows) for rows in stacks)
     assert RUNS * CLIENTS * BATCH * known > simulate.STACK_HELD, "all at once would be more: the bound is what cuts"
     assert most * known <= simulate.STACK_HELD
-    # A pass, the graphs' own buffers, and weights of a stack with their sums, updates and what replaces them.
+    # A pass, what was recorded with its buffers, and weights of a stack: their sums, updates and what replaces them.
     bound = simulate.STACK_HELD + MOST_BYTES + 4 * simulate.STACK_BYTES
     assert bound < 20 * 2**30

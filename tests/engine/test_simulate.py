@@ -88,7 +88,7 @@ def test_drawing_the_next_round_ahead_changes_nothing(digits, monkeypatch):
     close, ahead = simulation.close_round, []
 
     def closed(setup, state, opened, uploads):
-        simulation._draw_ahead(setup, opened)
+        simulation.draw_ahead(setup, opened)
         ahead.append(len(setup.gate.source._ahead))
         return close(setup, state, opened, uploads)
 

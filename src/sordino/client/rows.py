@@ -130,12 +130,14 @@ class Rows:
 
     @cached_property
     def _widths(self) -> list[int]:
-        """The longest batch of every step; on a GPU one of few sizes, since what it prepares for one is used again."""
-        few = WIDTHS if self.records.y.is_cuda else 1
-        return [-(-max(1, one) // few) * few for one in self._lengths.max(0).tolist()]
+        """The longest batch of every step; on a GPU of all steps, one of few sizes: what it prepares is used again."""
+        longest = self._lengths.max(0)
+        if not self.records.y.is_cuda:
+            return [max(1, one) for one in longest.tolist()]
+        return [-(-max(1, int(longest.max())) // WIDTHS) * WIDTHS] * self.steps
 
     @cached_property
-    def _padded(self) -> tuple[Tensor, Tensor]:
+    def padded(self) -> tuple[Tensor, Tensor]:
         """Positions and mask of all steps, [steps, rows, b], on the records' device: one transfer a turn."""
         mask = np.arange(max(self._widths)) < self._lengths[:, :, None]
         where = np.zeros(mask.shape, dtype=np.int64)
@@ -176,7 +178,10 @@ class Rows:
         The mask has an axis more where units have several records.
         """
         wide = self._widths[step]
-        where, mask = self._padded[0][step, :, :wide], self._padded[1][step, :, :wide]
+        return self.stacked(self.padded[0][step, :, :wide], self.padded[1][step, :, :wide])
+
+    def stacked(self, where: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The same of the units at positions ``where[rows, b]``, of which those are real that the mask says."""
         x, y, valid = self.records.at(where.reshape(-1))
         if valid is not None:
             tail = valid.shape[1:]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -16,7 +16,8 @@ from sordino.client.ask import Question, scalar_piece
 from sordino.client.augment import Augment
 from sordino.client.clip import Clip, Public, per_record, per_row
 from sordino.client.gradients import Alone, Engine, Graded, loops
-from sordino.client.local import Local, one_on_cpu
+from sordino.client.local import Local, State, one_on_cpu
+from sordino.client.recorded import Inputs, Recorder, Recording, inputs_of
 from sordino.client.rows import Rows
 from sordino.errors import SordinoError
 from sordino.privacy.gate import Block, Gate, OneByOne, Permit, Piece
@@ -36,6 +37,7 @@ class Work:
     ``alone``: take one record at a time and release exact sums, as a site does; rows then come one at a time.
     ``augment``: look at several versions of every record. ``unit_records``: the most records that a unit of privacy
     has, 1 where every record is one; ``engine`` and ``alone`` are made for as many copies as both together make.
+    ``recorder``: where the steps of a stack are recorded for a GPU, if they are; it serves this work alone.
     """
 
     engine: Engine
@@ -47,6 +49,7 @@ class Work:
     alone: Alone | None = None
     augment: Augment | None = None
     unit_records: int = 1
+    recorder: Recorder | None = field(default=None, compare=False)
 
     @property
     def copies(self) -> int:
@@ -103,6 +106,13 @@ def take_turn(
     carried = derive("weights", lambda w, s: begin(w.expand(count, width), s), start, state)
     answers: dict[str, list[Release]] = {one.what: [] for one in work.also}
     for step in range(rows.steps):
+        recording = _recording(work, rows, carried, public, permit, gate, bounds)
+        if recording is not None:
+            gate.book(permit, bounds, left := range(step, rows.steps))
+            carried, rest = recording[0].run(recording[1], left)
+            for what, heard in answers.items():
+                heard += rest[what]
+            break
         batch = _singles if work.alone is not None and gate.private else _pieces
         pieces = batch(work, rows, step, carried.value[0], public)
         released = gate.release(permit, step, pieces, bounds, width)
@@ -120,6 +130,39 @@ def take_turn(
     parts = {name: derive(name, lambda e, n=name: e[0][n], ended) for name in ended.value[0]}
     parts |= {what: derive(what, lambda *v: torch.stack(v).mean(0), *heard) for what, heard in answers.items()}
     return Upload(parts), derive("state", lambda e: e[1], ended)
+
+
+def _recording(
+    work: Work,
+    rows: Rows,
+    carried: Release,
+    public: Public,
+    permit: Permit,
+    gate: Gate,
+    bounds: Mapping[str, Tensor],
+) -> tuple[Recording, Inputs] | None:
+    """What these steps were recorded as, and what goes into it; None where they are taken one by one."""
+    recorder, plain = work.recorder, work.copies == 1 and work.alone is None and work.stack
+    if recorder is None or not (plain and work.engine.lasts and recorder.pays(rows)):
+        return None
+    width, count = work.engine.dimension, len(rows.turns)
+
+    def body(given: Inputs) -> tuple[Release, dict[str, Release]]:
+        here = given.where.index_select(0, given.step.view(1))[0], given.mask.index_select(0, given.step.view(1))[0]
+        graded = work.engine.lasting(given.weights, *rows.stacked(*here))
+        pieces = [_piece(work, graded, given.public, None, count)]
+        released = gate.release_booked(given.booked, given.step, pieces, width)
+        beside = {what: released[what] for what in given.booked if what != "gradient"}
+
+        def updated(found: tuple[Tensor, State], gradient: Tensor, *heard: Tensor) -> tuple[Tensor, State]:
+            return work.local.update(found[0], found[1], gradient, {**given.public, **dict(zip(beside, heard))})
+
+        before = Release.public((given.weights, given.state), "weights and state of earlier releases")
+        return derive("weights", updated, before, released["gradient"], *beside.values()), beside
+
+    given = inputs_of(rows, carried, public, permit, gate, bounds)
+    found = recorder.of(body, given, work.engine.bytes_per_record)
+    return None if found is None else (found, given)
 
 
 def answer(

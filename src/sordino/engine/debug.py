@@ -237,4 +237,4 @@ def _watched(work: Work, watch: _Watch) -> Work:
         return found
 
     local = replace(work.local, update=update, finish=watch.at("making the upload", work.local.finish))
-    return replace(work, clip=replace(work.clip, factors=factors), local=local)
+    return replace(work, clip=replace(work.clip, factors=factors), local=local, recorder=None)

@@ -52,7 +52,7 @@ def mix(parts: Sequence[Stretch], like: Tensor) -> Work:
     """
     lead = parts[0].work
     also = tuple(_question(parts, place, like) for place in range(len(lead.also)))
-    return replace(lead, clip=_clip(parts, like), local=_local(parts), also=also)
+    return replace(lead, clip=_clip(parts, like), local=_local(parts), also=also, recorder=None)
 
 
 def columns(publics: Sequence[Mapping[str, Any]], like: Tensor) -> dict[str, Any]:

@@ -269,8 +269,6 @@ def _turns(setup: Setup, state: Checkpoint, opened: Opened) -> dict[str, Any]:
     added = rounds.summed_up(setup.course, facts) or Running.of(setup.plan.rule, facts, setup.work.engine.dimension)
     uploads: dict[str, Any] = {} if added is None else {"update": added}
     setup.shard.together(lambda: _take_turns(setup, state, opened, start, uploads))
-    if state.weights.is_cuda:
-        _draw_ahead(setup, opened)
     return setup.shard.joined(uploads, len(opened.permit.terms), state.weights)
 
 
@@ -278,9 +276,12 @@ def _take_turns(setup: Setup, state: Checkpoint, opened: Opened, start: Release,
     """The turns of this process's rows; their uploads are put where they belong, and what clients keep is kept."""
     left: list[Left] = []
     twice = len(np.unique(opened.called.clients)) < len(opened.called.clients)
-    for rows in _own_chunks(setup, opened.called.clients, opened.permit.terms):
+    chunked = list(_own_chunks(setup, opened.called.clients, opened.permit.terms))
+    for place, rows in enumerate(chunked, 1):
         clients = opened.called.clients[rows]
         upload, after = _chunk(setup, state, clients, opened.permit.split(rows), start, opened.sent)
+        if state.weights.is_cuda and place == len(chunked):  # before anybody waits for the device
+            draw_ahead(setup, opened)
         collect(uploads, upload, rows, len(opened.permit.terms))
         left.append((clients, {name: after.value[name] for name in setup.work.local.state}))
         if not twice:  # with copies of a client, what turns left is kept after all of them
@@ -289,7 +290,7 @@ def _take_turns(setup: Setup, state: Checkpoint, opened: Opened, start: Release,
     state.keep(left)
 
 
-def _draw_ahead(setup: Setup, opened: Opened) -> None:
+def draw_ahead(setup: Setup, opened: Opened) -> None:
     """Draw the next round's batches for the same participations while the device works; keyed, so they are the same."""
     source = setup.gate.source
     if isinstance(source, Keyed):

@@ -26,6 +26,7 @@ from sordino.engine.simulate import (
     Setup,
     advance,
     chunks,
+    draw_ahead,
     is_over,
     know_sizes,
     look,
@@ -103,6 +104,9 @@ def _turns(seats: Sequence[Seat], records: Records) -> dict[int, dict[str, Tenso
             for some, sent, after in _chunk([alike[row] for row in chunk], records):
                 _collect(uploads.setdefault(some[0].run, {}), some, sent)
                 left.setdefault(some[0].run, []).append((_clients(some), after))
+    for one in {seat.run: seat for seat in seats}.values():
+        if one.state.weights.is_cuda:  # which is at work meanwhile
+            draw_ahead(one.setup, one.opened)
     states = {seat.run: seat.state for seat in seats}
     for run, turns in left.items():
         states[run].keep(turns)

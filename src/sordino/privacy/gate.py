@@ -19,7 +19,7 @@ from torch import Tensor
 
 from sordino.errors import BadInput, SordinoError
 from sordino.privacy.common import Common, ceiling, within
-from sordino.privacy.generators import Source, Turn
+from sordino.privacy.generators import Keyed, Source, Turn
 from sordino.privacy.groups import Group, check_groups
 from sordino.privacy.lattice import Lattice
 from sordino.privacy.ledger import Charge, Ledger
@@ -148,6 +148,30 @@ class Terms:
         return Lattice(bound, width) if common is None else common.lattice(bound, width)
 
 
+@dataclass(frozen=True)
+class Booked:
+    """What the releases of one part need, an entry a row: C, the noise's deviation, 1/divisor, and the streams' keys.
+
+    ``keys`` is None where nothing is noised.
+    """
+
+    bound: Tensor
+    spread: Tensor
+    inverse: Tensor
+    keys: Tensor | None
+
+    def tensors(self) -> Iterator[Tensor]:
+        """All of them, in one order."""
+        yield from (self.bound, self.spread, self.inverse)
+        if self.keys is not None:
+            yield self.keys
+
+    def copied(self) -> Booked:
+        """The same in places of their own."""
+        keys = None if self.keys is None else self.keys.clone()
+        return Booked(self.bound.clone(), self.spread.clone(), self.inverse.clone(), keys)
+
+
 @dataclass
 class Permit:
     """The right to release, for each of these rows, every part of ``count`` batches once."""
@@ -199,6 +223,10 @@ def bounded(factors: Tensor, norms: Tensor, bound: Tensor | float) -> Tensor:
     Guarantees: |result|·‖g‖ ≤ C (up to the rounding of the result) for every record, whatever the factors, if the norms
     are upper bounds; a record whose norm or factor is not finite contributes zero.
     """
+    if isinstance(bound, Tensor) and factors.is_cuda and factors.dtype == torch.float32:
+        from sordino.privacy import bounded_cuda  # needs triton, which comes with CUDA builds of torch only
+
+        return bounded_cuda.bounded(factors, norms, bound, LARGEST_FACTOR, TINY)
     wide, limit = norms.double(), bound.double() if isinstance(bound, Tensor) else bound
     kept = factors.clamp(-LARGEST_FACTOR, LARGEST_FACTOR)
     # Not finite where norm or factor is not, and NaN is not below ∞: one comparison finds them all.
@@ -264,16 +292,42 @@ class Gate:
             if self.source.simulated and len(pieces.troubles) >= pieces.count > 0:
                 raise SordinoError(f"not one record of a batch could be computed: {pieces.troubles[0]}")
             return {p: self._seal(permit, p, step, exact[p], bounds[p], one) for p, one in lattices.items()}
-        totals: dict[str, Tensor] = {}
-        for piece in pieces:
-            for part, bound in bounds.items():
-                one = piece[part]
-                pulled = one.pull(bounded(one.factors, one.norms, one.spread(bound)))
-                totals[part] = totals[part].add_(pulled) if part in totals else pulled
-        for part, bound in bounds.items():
-            if part not in totals:  # an empty batch
-                totals[part] = bound.new_zeros(len(permit.turns), width if part == "gradient" else 1)
+        totals = _totals(pieces, bounds, width)
         return {part: self._seal(permit, part, step, totals[part], bound) for part, bound in bounds.items()}
+
+    def terms_of(self, permit: Permit, bounds: Mapping[str, Tensor]) -> dict[str, Booked]:
+        """What the releases under a permit need, as tensors; nothing is booked. Streams must be keyed: a simulation."""
+        if not isinstance(self.source, Keyed):
+            raise SordinoError("steps are recorded in a simulation only: a site's randomness is secret and drawn once")
+        found = {}
+        for part, bound in bounds.items():
+            spread, inverse = permit.scales(part, bound)
+            name = f"{permit.what}/{part}"
+            keys = self.source.keys_on(permit.turns, name, bound.device) if self.private else None
+            found[part] = Booked(bound, spread * bound, inverse, keys)
+        return found
+
+    def book(self, permit: Permit, parts: Iterable[str], steps: range) -> None:
+        """Consume the right to release these parts of all these batches: what ``release_booked`` will then release."""
+        for part in parts:
+            for step in steps:
+                permit.use(part, step)
+
+    def release_booked(
+        self, booked: Mapping[str, Booked], step: Tensor, pieces: Iterable[Mapping[str, Piece]], width: int
+    ) -> dict[str, Release]:
+        """The releases of one batch, as ``release`` makes them, whose number only the device knows.
+
+        Guarantees: the same bounds, sums, streams and divisors as in ``release``. That a batch was booked is for the
+        caller to see to (``client.recorded``), in a simulation, where a draw that is repeated is the same draw.
+        """
+        totals = _totals(pieces, {part: one.bound for part, one in booked.items()}, width)
+        found = {}
+        for part, one in booked.items():
+            if one.keys is not None and isinstance(self.source, Keyed):
+                self.source.normal_by(one.keys, step, totals[part], one.spread)
+            found[part] = Release(totals[part].mul_(one.inverse[:, None]), part, self.private, _SEAL)
+        return found
 
     def release_whole(
         self, permit: Permit, step: int, batch: OneByOne, bounds: Mapping[str, Tensor], width: int
@@ -364,6 +418,20 @@ class Gate:
             units += noise.to(units.device)
         value = units.mul_(lattice.step).div_(terms.divisor).float()
         return Release(value, part, self.private, _SEAL)
+
+
+def _totals(pieces: Iterable[Mapping[str, Piece]], bounds: Mapping[str, Tensor], width: int) -> dict[str, Tensor]:
+    """Σ_j a_j g_j of a batch with |a_j|·‖g_j‖ ≤ C, [rows, width]; for every other part [rows, 1]."""
+    totals: dict[str, Tensor] = {}
+    for piece in pieces:
+        for part, bound in bounds.items():
+            one = piece[part]
+            pulled = one.pull(bounded(one.factors, one.norms, one.spread(bound)))
+            totals[part] = totals[part].add_(pulled) if part in totals else pulled
+    for part, bound in bounds.items():
+        if part not in totals:  # an empty batch
+            totals[part] = bound.new_zeros(len(bound), width if part == "gradient" else 1)
+    return totals
 
 
 def shares_of(whose: Tensor | None, records: int) -> Tensor:

@@ -213,7 +213,7 @@ class Keyed:
         text = b"".join(len(p.encode()).to_bytes(4, "big") + p.encode() for p in parts)
         return np.frombuffer(blake2b(text, digest_size=16).digest(), dtype=np.uint64)
 
-    def _keys_on(self, turns: list[Turn], what: str, device: torch.device) -> Tensor:
+    def keys_on(self, turns: list[Turn], what: str, device: torch.device) -> Tensor:
         """A key for every turn, on the device; steps are counted there, so that a turn of K steps hashes once."""
         if self._held is None or self._held[0] is not turns or self._held[1] != what:
             keys = np.array([self._key(turn, what, "noise", -1)[0] for turn in turns]).view(np.int64)
@@ -242,7 +242,7 @@ class Keyed:
         if out.device.type == "cuda" and out.dtype == torch.float32 and out.is_contiguous():
             from sordino.privacy import noise_cuda  # needs triton, which comes with CUDA builds of torch only
 
-            keys = self._keys_on(turns, what, out.device)
+            keys = self.keys_on(turns, what, out.device)
             return noise_cuda.fill(out, keys, step, None if scale is None else scale.to(out))
         keys_of = [self._key(turn, what, "noise", step) for turn in turns]
 
@@ -250,6 +250,12 @@ class Keyed:
             return np.random.Generator(np.random.Philox(key=keys_of[row], counter=block << 128))
 
         return _pour(out, stream, scale)
+
+    def normal_by(self, keys: Tensor, step: Tensor, out: Tensor, scale: Tensor) -> Tensor:
+        """Add scale·N(0, 1), on a CUDA device, from streams whose keys and step lie there: the draws of ``normal``."""
+        from sordino.privacy import noise_cuda  # needs triton, which comes with CUDA builds of torch only
+
+        return noise_cuda.fill(out, keys, step, scale)
 
     def _words(self, turn: Turn, what: str, purpose: str, step: int) -> Callable[[int], Words]:
         """Words of every block: Philox with the key of that purpose and a counter from block·2¹²⁸."""

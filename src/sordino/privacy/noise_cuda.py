@@ -11,8 +11,12 @@ from torch import Tensor
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _kernel(out, keys, scale, step, width, ADD: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _kernel(  # type: ignore[no-untyped-def]
+    out, keys, scale, step, width, ADD: tl.constexpr, THERE: tl.constexpr, BLOCK: tl.constexpr
+):
     row = tl.program_id(0)
+    if THERE:
+        step = tl.load(step)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     none = columns * 0
     first, second, _, _ = tl.philox(tl.load(keys + row), columns, none + step, none, none)
@@ -23,12 +27,13 @@ def _kernel(out, keys, scale, step, width, ADD: tl.constexpr, BLOCK: tl.constexp
     tl.store(place, values, mask=columns < width)
 
 
-def fill(out: Tensor, keys: Tensor, step: int, scale: Tensor | None = None) -> Tensor:
+def fill(out: Tensor, keys: Tensor, step: int | Tensor, scale: Tensor | None = None) -> Tensor:
     """Fill ``out[rows, width]`` (float32) with standard normals keyed by ``keys[rows]`` (int64) and step.
 
-    With ``scale[rows]`` (float32): add scale·N(0, 1) to what it holds.
+    With ``scale[rows]`` (float32): add scale·N(0, 1) to what it holds. A step that is an int32 tensor is read there.
     """
     rows, width = out.shape
-    given = keys if scale is None else scale
-    _kernel[(rows, triton.cdiv(width, 1024))](out, keys, given, step, width, ADD=scale is not None, BLOCK=1024)
+    given, there = keys if scale is None else scale, isinstance(step, Tensor)
+    grid = rows, triton.cdiv(width, 1024)
+    _kernel[grid](out, keys, given, step, width, ADD=scale is not None, THERE=there, BLOCK=1024)
     return out

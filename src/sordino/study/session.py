@@ -20,6 +20,7 @@ from torch import Tensor
 from sordino import methods, models
 from sordino.client import gradients
 from sordino.client.gradients.losses import loss_by_name
+from sordino.client.recorded import Recorder
 from sordino.client.rows import Records, seen_alone
 from sordino.client.turn import Work
 from sordino.data import Federation
@@ -402,8 +403,9 @@ def make_setup(
     trained = [clients.records_of(part) for part in clients.train]
     held = [test if len(test) else train for test, train in zip(clients.test, trained)]
     also = tuple(one.question for one in plan.method.ask if one.batch == "step")
+    recorder = Recorder() if device.type == "cuda" else None
     work = Work(ready.engine, plan.method.clip, plan.method.local, also, stack=device.type == "cuda")
-    work = replace(work, augment=plan.training.augmented, unit_records=clients.unit_records)
+    work = replace(work, augment=plan.training.augmented, unit_records=clients.unit_records, recorder=recorder)
     if plan.training.exact_noise:
         graded = ready.graded_loss or ready.study["loss"]
         if device.type != "cpu":

@@ -107,6 +107,15 @@ class Checked(Engine):
         """Grade rows of records, each row under its own parameters."""
         return self._ready(params, x, y)(params, x, y, mask)
 
+    @property
+    def lasts(self) -> bool:  # type: ignore[override]
+        """Whether the engine that was chosen says so; none does before it is."""
+        return bool(self.settled) and self.engine.lasts
+
+    def lasting(self, params: Tensor, x: Tensor, y: Tensor, mask: Tensor) -> Graded:
+        """Grade in buffers of its own."""
+        return self._ready(params, x, y).lasting(params, x, y, mask)
+
     def shared(
         self, params: Tensor, x: Tensor, y: Tensor, rows_of: Tensor, rows: int, mask: Tensor | None = None
     ) -> Graded:

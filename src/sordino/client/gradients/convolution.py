@@ -114,9 +114,14 @@ class ConvLayer(Layer):
             self.way.record_pooled(self.name, x, flat, taken, pool.kernel[0], tape)
             return dy
         spread = fused.pooled_back(dy, taken, self.geometry.output(*x.shape[2:]), pool)
-        dx = self.input_gradient(spread, (x,), tape) if further else dy
-        self.record(spread, (x,), tape)
-        return dx
+        return self.backward(spread, (x,), tape, further)
+
+    def backward(self, dy: Tensor, saved: Saved, tape: Tape, further: bool) -> Tensor:
+        """Record the layer beside the pass where that goes on, and differentiate its input."""
+        if not (further and tape.stacked and self._fused(dy)):
+            return super().backward(dy, saved, tape, further)
+        tape.beside(lambda: self.record(dy, saved, tape), dy, *saved)
+        return self.input_gradient(dy, saved, tape)
 
     def _choose(self, x: Tensor, tape: Tape) -> None:
         here = x.device.type, tape.copies

@@ -7,7 +7,6 @@ from torch import Tensor, nn
 
 from sordino.client.gradients.chain import chain_of, shadow_of
 from sordino.client.gradients.convolution import ConvLayer
-from sordino.client.gradients.graphs import Graphs
 from sordino.client.gradients.lengths import Length
 from sordino.client.gradients.losses import Loss
 from sordino.client.gradients.tape import Held, Layer, Segments, Tape, Taped, Workspace
@@ -54,7 +53,6 @@ class Fast(Engine):
         self._chain = chain_of(self.module, self._layers)
         self._convolves = any(isinstance(layer, ConvLayer) for layer in self._layers)
         self._held, self._scratch = Workspace(), Workspace()
-        self._graphs = Graphs()
         self._tape: Tape | None = None
         self._calls = 0
         self._volume = self._kept = 0
@@ -71,17 +69,15 @@ class Fast(Engine):
 
     def __call__(self, params: Tensor, x: Tensor, y: Tensor, mask: Tensor | None = None) -> Graded:
         """Grade rows of records, each row under its own parameters."""
-        if self._chain is not None and self._stack is not False and Graphs.pays(x, y):
-            given = torch.ones(y.shape, dtype=torch.bool, device=y.device) if mask is None else mask
-            recorded = self._graphs.of(self._alone, (params, x, y, given), self.bytes_per_record)
-            if recorded is not None:
-                self._calls += 1
-                ticket = self._calls
-                return recorded.grade((params, x, y, given), lambda: ticket == self._calls)
         return self._graded(params, x, y, mask)
 
-    def _alone(self, params: Tensor, x: Tensor, y: Tensor, mask: Tensor) -> Graded:
-        """Grade in buffers that nobody else will use, and which live as long as what is graded."""
+    @property
+    def lasts(self) -> bool:  # type: ignore[override]
+        """Whether a batch reads nothing back: where the model is a chain, whose way back needs no autograd."""
+        return self._chain is not None and self._stack is not False
+
+    def lasting(self, params: Tensor, x: Tensor, y: Tensor, mask: Tensor) -> Graded:
+        """Grade in buffers of its own."""
         before = self._held, self._scratch
         self._held, self._scratch = Workspace(), Workspace()
         try:
@@ -212,6 +208,7 @@ class Fast(Engine):
                 outputs, ways = self._chain.forward(_ordered(x), tape)
                 losses, slopes = self._loss.graded(outputs, y)
                 self._chain.backward(_shared_out(slopes, copies, real), ways)
+                tape.join()
             return mean_of_inputs(losses, copies, real)
         with torch.enable_grad(), precise(self.mixed):
             losses = mean_of_inputs(self._loss.values(self._run(tape, x), y), copies, real)
@@ -219,6 +216,7 @@ class Fast(Engine):
             torch.autograd.grad(losses.sum(), self._anchor, allow_unused=True)
         with torch.no_grad(), precise(self.mixed):
             tape.finish()
+            tape.join()
         return losses.detach()
 
     def _puller(self, held: dict[str, Held], finite: Tensor, segments: Segments) -> Pull:

@@ -98,14 +98,14 @@ def _convolve(
     depth = channels if channels >= 16 else channels * geometry.taps
     block_o, block_c = _power(outputs, 16, 64), _power(depth, 16, 32)
     plain = channels < 16 and depth <= block_c and not options["BACK"]
-    block, warps = (1024 // block_o, 1) if plain else (64 if block_o == 16 else 128, 4)
+    block, warps, stages = (1024 // block_o, 1, 3) if plain else (64, 2, 2) if block_o == 16 else (128, 4, 3)
     grid = (rows, -(-width * size[0] * size[1] // block), -(-outputs // block_o))
     _triton().convolve[grid](
         x, kernels, kernels if bias is None else bias, out, taken, lengths, width,
         kernels.stride(0), 0 if bias is None else bias.stride(0),
         HIGH=x.shape[1], WIDE=x.shape[2], CHANNELS=channels, OUT_HIGH=size[0], OUT_WIDE=size[1], OUTPUTS=outputs,
         **_folded(geometry), BIAS=bias is not None, **options,
-        BLOCK=block, BLOCK_O=block_o, BLOCK_C=block_c, num_warps=warps, num_stages=3,
+        BLOCK=block, BLOCK_O=block_o, BLOCK_C=block_c, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return out.permute(0, 3, 1, 2), taken
 
@@ -135,7 +135,7 @@ def record_gradients(
         HIGH=padded.shape[1], WIDE=padded.shape[2], CHANNELS=channels,
         OUT_HIGH=size[0], OUT_WIDE=size[1], OUTPUTS=outputs, **folded,
         POOL=pool, BIAS=shifts is not None, PRECISION=FULL, BLOCK=16, BLOCK_O=block_o, BLOCK_K=block_k,
-        num_warps=max(1, block_o * block_k // 2048), num_stages=4,
+        num_warps=1 if block_o * block_k <= 2048 else 2, num_stages=3,
     )  # fmt: skip
     return squares
 

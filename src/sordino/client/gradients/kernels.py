@@ -12,6 +12,23 @@ import triton.language as tl
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _added(total, left, right, PRECISION: tl.constexpr):  # type: ignore[no-untyped-def]
+    """total + left·right. "tf32x3": both are split into what TF32 holds and the rest, and three products are added.
+
+    Left out is the product of the rests, below 2⁻²² of each term. The products' own sum begins at 0, for tensor cores
+    round what they add up towards 0, which shows in a long sum. Triton's way to the same also looks for NaN in it every
+    time, which takes as long as the products of so few terms; what is not finite is not finite here either.
+    """
+    if PRECISION == "tf32x3":
+        first = ((left.to(tl.uint32, bitcast=True) + 0x1000) & 0xFFFFE000).to(tl.float32, bitcast=True)
+        second = ((right.to(tl.uint32, bitcast=True) + 0x1000) & 0xFFFFE000).to(tl.float32, bitcast=True)
+        part = tl.dot(left - first, second, input_precision="tf32")
+        part = tl.dot(first, right - second, part, input_precision="tf32")
+        return total + tl.dot(first, second, part, input_precision="tf32")
+    return tl.dot(left, right, total, input_precision=PRECISION)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def convolve(  # type: ignore[no-untyped-def]
     x, weight, bias, out, taken, lengths, width, weight_row, bias_row,
     HIGH: tl.constexpr, WIDE: tl.constexpr, CHANNELS: tl.constexpr,
@@ -42,7 +59,9 @@ def convolve(  # type: ignore[no-untyped-def]
         kernels = weight + row.to(tl.int64) * weight_row
         total = tl.zeros((BLOCK, BLOCK_O), dtype=tl.float32)
         if CHANNELS >= 16:
-            for tap in range(KH * KW):
+            pieces: tl.constexpr = (CHANNELS + BLOCK_C - 1) // BLOCK_C
+            for index in range(KH * KW * pieces):  # one loop, so that loads run ahead of products
+                tap, c = index // pieces, index % pieces * BLOCK_C + tl.arange(0, BLOCK_C)
                 up, left = tap // KW, tap % KW
                 if BACK:
                     top, side = high + PH - up * DH, wide + PW - left * DW
@@ -53,15 +72,13 @@ def convolve(  # type: ignore[no-untyped-def]
                     seen = alive
                 seen = seen & (top >= 0) & (top < HIGH) & (side >= 0) & (side < WIDE)
                 at = base + (top * WIDE + side) * CHANNELS
-                for start in range(0, CHANNELS, BLOCK_C):
-                    c = start + tl.arange(0, BLOCK_C)
-                    values = tl.load(at[:, None] + c[None, :], mask=seen[:, None] & (c < CHANNELS)[None, :], other=0.0)
-                    kernel = tl.load(
-                        kernels + (o * (KH * KW) + tap)[None, :] * CHANNELS + c[:, None],
-                        mask=(o < OUTPUTS)[None, :] & (c < CHANNELS)[:, None],
-                        other=0.0,
-                    )
-                    total = tl.dot(values, kernel, total, input_precision=PRECISION)
+                values = tl.load(at[:, None] + c[None, :], mask=seen[:, None] & (c < CHANNELS)[None, :], other=0.0)
+                kernel = tl.load(
+                    kernels + (o * (KH * KW) + tap)[None, :] * CHANNELS + c[:, None],
+                    mask=(o < OUTPUTS)[None, :] & (c < CHANNELS)[:, None],
+                    other=0.0,
+                )
+                total = _added(total, values, kernel, PRECISION)
         elif KH * KW * CHANNELS <= BLOCK_C and not BACK:  # too little to fill a tensor core: plain products
             for k in tl.static_range(KH * KW * CHANNELS):
                 tap = k // CHANNELS
@@ -91,7 +108,7 @@ def convolve(  # type: ignore[no-untyped-def]
                     mask=(o < OUTPUTS)[None, :] & (k < KH * KW * CHANNELS)[:, None],
                     other=0.0,
                 )
-                total = tl.dot(values, kernel, total, input_precision=PRECISION)
+                total = _added(total, values, kernel, PRECISION)
         if BIAS:
             shift = tl.load(bias + row.to(tl.int64) * bias_row + o, mask=o < OUTPUTS, other=0.0)
             total += shift[None, :]
@@ -141,24 +158,21 @@ def record_gradients(  # type: ignore[no-untyped-def]
         slopes = record * (windows * OUTPUTS)
         total = tl.zeros((BLOCK_O, BLOCK_K), dtype=tl.float32)
         slopes_of = tl.zeros((BLOCK_O, BLOCK), dtype=tl.float32)
-        for start in range(0, windows, BLOCK):
-            p = start + tl.arange(0, BLOCK)
-            real = p < windows
-            where = slopes + p[None, :] * OUTPUTS + o[:, None]
+        for start in range(0, windows * POOL * POOL, BLOCK):
+            p = start + tl.arange(0, BLOCK)  # a window's positions one after the other
+            window, inner = p // (POOL * POOL), p % (POOL * POOL)
+            real = window < windows
+            where = slopes + window[None, :] * OUTPUTS + o[:, None]
             mine = real[None, :] & (o < OUTPUTS)[:, None]
             slope = tl.load(dy + where, mask=mine, other=0.0)
             if POOL > 1:
                 chosen = tl.load(taken + where, mask=mine, other=255).to(tl.int32)
-                slope = tl.where(chosen < POOL * POOL, slope, 0.0)
+                slope = tl.where(chosen == inner[None, :], slope, 0.0)
             slopes_of += slope
-            for inner in tl.static_range(POOL * POOL):
-                high, wide = p // across * POOL + inner // POOL, p % across * POOL + inner % POOL
-                at = (high * SH * WIDE + wide * SW) * CHANNELS
-                values = tl.load(base + at[:, None] + offset[None, :], mask=real[:, None] & inside[None, :], other=0.0)
-                if POOL > 1:
-                    total = tl.dot(tl.where(chosen == inner, slope, 0.0), values, total, input_precision=PRECISION)
-                else:
-                    total = tl.dot(slope, values, total, input_precision=PRECISION)
+            high, wide = window // across * POOL + inner // POOL, window % across * POOL + inner % POOL
+            at = (high * SH * WIDE + wide * SW) * CHANNELS
+            values = tl.load(base + at[:, None] + offset[None, :], mask=real[:, None] & inside[None, :], other=0.0)
+            total = _added(total, slope, values, PRECISION)
         where = record * (OUTPUTS * CHANNELS * taps) + o[:, None] * (CHANNELS * taps) + k[None, :]
         tl.store(grads + where, total, mask=(o < OUTPUTS)[:, None] & inside[None, :])
         square = tl.sum(total * total)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -154,6 +155,8 @@ class Tape:
     """Numbers the layers have put out."""
     copies: int = 1
     """How many inputs in succession belong to one record: layers run on inputs, and are recorded by records."""
+    lent: list[Tensor] = field(default_factory=list)
+    """What work beside the pass reads: kept until the pass has waited for it."""
 
     @property
     def stacked(self) -> bool:
@@ -173,6 +176,26 @@ class Tape:
     def waits(self, layer: Layer) -> bool:
         """Whether a layer is recorded at the end of the pass only: it ran more than once, or shares a weight."""
         return layer.recorder is not layer or self.ran[layer.name] > 1
+
+    def beside(self, work: Callable[[], None], *read: Tensor) -> None:
+        """Do what nothing in the rest of the pass waits for; on a GPU beside it, since few kernels keep one busy.
+
+        ``read``: the tensors that it reads, whose memory nobody else may have before it is done.
+        """
+        if not self.params.is_cuda:
+            work()
+            return
+        side = _side_stream(self.params.device)
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            work()
+        self.lent += read
+
+    def join(self) -> None:
+        """Wait, on the device, for the work beside the pass."""
+        if self.lent:
+            torch.cuda.current_stream().wait_stream(_side_stream(self.params.device))
+            self.lent.clear()
 
     def finish(self) -> None:
         """Record what waited for the end of the pass."""
@@ -201,6 +224,11 @@ class Tape:
             self.held.setdefault(layer, {})[key] = values
         else:
             self.room(layer, key, tuple(values.shape[1:]), values).copy_(values)
+
+
+@cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
 
 
 class Taped(torch.autograd.Function):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -116,13 +115,6 @@ class Graded:
         self.limits = only(finite, limits(length, shape[1]), torch.inf)
         self._usable, self._pull, self._shape, self._is_current = finite, pull, shape, is_current
 
-    def copied(self, pull: Pull, is_current: Callable[[], bool]) -> Graded:
-        """A copy that outlives these tensors and is pulled in another way."""
-        other = copy.copy(self)
-        other.losses, other.norms, other.limits = self.losses.clone(), self.norms.clone(), self.limits.clone()
-        other._pull, other._is_current = pull, is_current
-        return other
-
     def in_rows(self, shape: torch.Size, mask: Tensor | None) -> Graded:
         """Shape losses, norms and limits as ``[rows, b]``, with 0 where the mask says padding."""
         found = [self.losses, self.norms, self.limits]
@@ -166,6 +158,8 @@ class Engine(Trainable, ABC):
     module: nn.Module
     mixed = False
     copies = 1
+    lasts = False
+    """Whether ``lasting`` may be recorded and replayed on a GPU: it reads nothing back from the device."""
 
     @property
     @abstractmethod
@@ -185,6 +179,10 @@ class Engine(Trainable, ABC):
 
         Leave the tensors as they are until the batch is pulled: layers may hold them.
         """
+
+    def lasting(self, params: Tensor, x: Tensor, y: Tensor, mask: Tensor) -> Graded:
+        """Grade in buffers of its own, which nobody else will use and which live as long as what is graded."""
+        raise SordinoError("this engine's batches do not last")
 
     @abstractmethod
     def shared(
