@@ -44,6 +44,7 @@ def test_plain_takes_the_very_batches_that_sordino_draws(tiny, monkeypatch):
     honest = benchmark.all_peers.find("sordino")
     from sordino.client.rows import Rows
 
+    monkeypatch.setattr("sordino.engine.simulate.CHUNK_HELD", 0)  # a client's batches one by one, in their order
     seen = Rows.one
     monkeypatch.setattr(
         Rows, "one", lambda self, step, most: drawn.append(self.batches[0][step]) or seen(self, step, most)

@@ -7,7 +7,7 @@ import torch
 import sordino as sd
 from sordino import methods
 from sordino.client.local import projected
-from sordino.engine.simulate import collect
+from sordino.engine.simulate import CHUNK_HELD, collect
 from sordino.study import session
 
 SETTINGS = {"rounds": 4, "rate": 0.2, "steps": 2, "lr": 0.2, "clip": 0.7}
@@ -58,15 +58,36 @@ def test_the_model_is_that_of_whole_uploads(digits, monkeypatch, select):
     assert gap < 1e-5
 
 
-def test_private_clients_upload_no_update_after_the_first_round(digits, monkeypatch):
-    seen = []
-    monkeypatch.setattr(
-        "sordino.engine.simulate.collect",
-        lambda uploads, upload, rows, count: (seen.append(sorted(upload.parts)), collect(uploads, upload, rows, count)),
-    )
-    sd.train(digits, "logistic", "pfa-plus", **SETTINGS)
+@pytest.fixture
+def collected(digits, monkeypatch):
+    """Train, with so many bytes of records to a pass; returns what every chunk uploaded."""
+
+    def train(held):
+        seen = []
+        monkeypatch.setattr("sordino.engine.simulate.CHUNK_HELD", held)
+        monkeypatch.setattr(
+            "sordino.engine.simulate.collect",
+            lambda uploads, upload, rows, count: (seen.append(upload.parts), collect(uploads, upload, rows, count)),
+        )
+        sd.train(digits, "logistic", "pfa-plus", **SETTINGS)
+        return seen
+
+    return train
+
+
+def test_private_clients_upload_no_update_after_the_first_round(digits, collected):
+    seen = [sorted(parts) for parts in collected(held=0)]
     first, later = seen[: len(digits)], seen[len(digits) :]
     assert first == [["update"]] * len(digits)
     assert ["coefficients"] in later
     assert ["update"] in later, "somebody is public"
     assert ["coefficients", "update"] not in later
+
+
+def test_in_a_pass_of_several_clients_every_row_has_one_of_the_two(collected):
+    both = [parts for parts in collected(CHUNK_HELD) if len(parts) == 2]
+    assert both, "private and public clients have shared a pass"
+    for parts in both:
+        sent = torch.stack([parts[name].value.abs().sum(1) > 0 for name in ("update", "coefficients")])
+        assert (sent.sum(0) == 1).all()
+        assert sent.any(1).all()

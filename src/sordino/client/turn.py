@@ -32,7 +32,7 @@ class Work:
     """What a method does at a client, and how gradients are computed there.
 
     ``also``: questions answered from every step's own batch, beside the gradient.
-    ``stack``: compute many rows with different weights at once (GPU); otherwise such rows come one at a time.
+    ``stack``: many rows with different weights at once, from the first step on (GPU); otherwise first steps are shared.
     ``most``: inputs per piece, so that a large draw is cut up and never truncated.
     ``alone``: take one record at a time and release exact sums, as a site does; rows then come one at a time.
     ``augment``: look at several versions of every record. ``unit_records``: the most records that a unit of privacy
