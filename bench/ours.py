@@ -52,7 +52,10 @@ def sordino(task: Task, records: Records | None = None) -> Callable[[], None]:
 
 
 class Running:
-    """The next round of a simulation that goes on, and on from the start when its plan is done."""
+    """The next round of a simulation that goes on, and on from the start when its plan is done.
+
+    Its ledger is that of a run without a folder: a charge survives a killed process, not a loss of power.
+    """
 
     def __init__(self, task: Task) -> None:
         model = copy.deepcopy(task.model)
@@ -69,7 +72,7 @@ class Running:
             if next(self._rounds, None) is None:
                 self.stop()
                 folder = self._open.enter_context(tempfile.TemporaryDirectory(prefix="sordino-bench-"))
-                book = self._open.enter_context(Ledger(Path(folder) / "l.db"))
+                book = self._open.enter_context(Ledger(Path(folder) / "l.db", durable=False))
                 where = self._records.y.device
                 self._rounds = Session(self._ready, book, KEY, where, records=self._records).rounds()
                 next(self._rounds)

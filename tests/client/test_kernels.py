@@ -11,8 +11,10 @@ from torch import nn
 
 from sordino.client.gradients import build, fused
 from sordino.client.gradients.fast import Fast
+from sordino.client.gradients.lengths import ROUNDING, VANISHES, Length
 from sordino.client.gradients.losses import loss_by_name
 from sordino.client.gradients.tape import Segments
+from sordino.client.gradients.types import Graded
 from sordino.models.standardised import StandardisedConv2d
 from sordino.privacy.generators import Keyed, Turn
 
@@ -232,3 +234,36 @@ def test_the_kernel_that_bounds_contributions_gives_what_the_gate_gives():
     found = bounded_cuda.bounded(factors, norms, bound, LARGEST_FACTOR, TINY)
     assert torch.equal(found, bounded(factors, norms, bound))
     assert (found.double().abs() * norms <= bound.double() * (1 + 1e-7)).all()
+
+
+def test_the_kernel_of_lengths_gives_what_graded_gives(interpreted):
+    """Norms, limits and who counts, of hostile squares in up to four groups, with padding and without."""
+    torch.manual_seed(0)
+    n, entries = 300, 1000
+    groups = [torch.rand(n), torch.rand(n, 3), torch.rand(n, 2).double(), torch.rand(n).double() * 1e30]
+    groups[0][:4] = torch.tensor([float("nan"), float("inf"), 0.0, 1e38])
+    loss, mask, excess = torch.randn(n), torch.rand(n) > 0.3, torch.rand(n).double()
+    loss[4:6] = torch.tensor([float("nan"), -float("inf")])
+    mask[:6] = True
+    mask[6], groups[0][6], loss[6] = False, float("nan"), float("nan")
+    margins = [torch.tensor(one, dtype=torch.float64) for one in (1 + ROUNDING, VANISHES * entries**0.5)]
+    for squares, real, more in ((groups, mask, excess), (groups[:1], None, None), (groups[1:3], mask, None)):
+        square = sum(one.double().reshape(n, -1).sum(1) for one in squares)
+        finite = (loss + square).abs() < torch.inf
+        wanted = Graded(loss, Length(square, more), finite, lambda *given: None, (1, entries)).in_rows(loss.shape, real)
+        losses, norms, limits, usable = fused.lengths_of(loss, real, squares, more, *margins)
+        assert torch.equal(usable, finite if real is None else finite & real)
+        assert torch.equal(losses.nan_to_num(7.0), wanted.losses.nan_to_num(7.0))
+        assert torch.allclose(norms, wanted.norms, rtol=1e-6, atol=0)
+        assert torch.allclose(limits, wanted.limits, rtol=1e-14, atol=0)
+
+
+def test_a_linear_layers_sum_does_not_read_records_with_factor_zero(interpreted):
+    torch.manual_seed(0)
+    dy, x, factors = torch.randn(40, 11), torch.randn(40, 70), torch.rand(40)
+    wanted = torch.einsum("rj,rjo,rji->roi", *(one.double().unflatten(0, (2, 20)) for one in (factors, dy, x)))
+    wanted[0] -= factors[3].double() * torch.outer(dy[3], x[3]).double()
+    factors[3], dy[3], x[3] = 0.0, float("nan"), float("inf")
+    out = torch.empty(2, 11 * 70)
+    fused.weighted_outer(factors, dy, x, out)
+    assert torch.allclose(out.double(), wanted.flatten(1), rtol=1e-5, atol=1e-5)

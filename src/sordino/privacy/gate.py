@@ -106,20 +106,20 @@ class Terms:
         if self.groups:
             check_groups(self.groups, self.sampling, self.divisor)
 
-    @property
+    @cached_property
     def what(self) -> str:
         """The event's name in the ledger."""
         return "+".join(name for name, _ in self.parts)
 
-    @property
+    @cached_property
     def event(self) -> Event:
         """What the ledger charges for one turn, where all records have one account; see ``events``."""
         if self.groups:
             raise SordinoError(f"{self.what!r} costs every group of records another ε: ask for its events")
         return self._event(self.sampling)
 
-    @property
-    def events(self) -> dict[str, Event]:
+    @cached_property
+    def events(self) -> Mapping[str, Event]:
         """What the ledger charges for one turn, by what the account is called after the client's own."""
         if not self.groups:
             return dict.fromkeys(self.payers, self.event)

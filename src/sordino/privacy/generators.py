@@ -12,6 +12,7 @@ import os
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import blake2b
 from typing import NamedTuple, NoReturn, Protocol
 
@@ -198,6 +199,13 @@ def system_words(count: int) -> NDArray[np.uint64]:
     return np.frombuffer(os.urandom(8 * count), dtype=np.uint64)
 
 
+@lru_cache(1 << 14)
+def _framed(part: str) -> bytes:
+    """Text behind its length: no two lists of parts are the same bytes end to end."""
+    text = part.encode()
+    return len(text).to_bytes(4, "big") + text
+
+
 class Keyed:
     """Reproducible streams for simulation. Not secret: whoever knows the run's key can redo every draw."""
 
@@ -210,7 +218,7 @@ class Keyed:
 
     def _key(self, turn: Turn, what: str, purpose: str, step: int) -> NDArray[np.uint64]:
         parts = (turn.run or self.run, turn.client, str(turn.round), str(turn.copy), what, purpose, str(step))
-        text = b"".join(len(p.encode()).to_bytes(4, "big") + p.encode() for p in parts)
+        text = b"".join(map(_framed, parts))
         return np.frombuffer(blake2b(text, digest_size=16).digest(), dtype=np.uint64)
 
     def keys_on(self, turns: list[Turn], what: str, device: torch.device) -> Tensor:

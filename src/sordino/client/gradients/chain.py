@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -246,16 +246,20 @@ class _RectifiedPool:
 
 @dataclass(frozen=True)
 class _ConvolvedPool:
-    """A convolution and the rectified pool after it; one kernel on a GPU, compiled loops on a CPU where there are."""
+    """A convolution and the rectified pool after it; one kernel on a GPU, compiled loops on a CPU where there are.
+
+    ``flat``: what it puts out is flattened next.
+    """
 
     convolution: _Trained
     layer: ConvLayer
     pool: _RectifiedPool
+    flat: bool = False
 
     def __call__(self, x: Tensor, tape: Tape) -> tuple[Tensor, Backward]:
         layer, geometry = self.layer, self.pool.pool.geometry
         if layer.pools(x, tape, geometry):
-            out, saved = layer.forward_pooled(x, tape, geometry.kernel[0])
+            out, saved = layer.forward_pooled(x, tape, geometry.kernel[0], self.flat)
             tape.volume += out.numel() * geometry.taps
             return out, lambda dy, further: layer.backward_pooled(dy, saved, tape, geometry, further)
         if pooled.serves(layer, x, tape, geometry):
@@ -353,6 +357,8 @@ def _joined(stages: list[Stage[Tape]]) -> tuple[Stage[Tape], ...]:
     kept: list[Stage[Tape]] = []
     for stage in stages:
         last = kept[-1] if kept else None
+        if stage is _flat and isinstance(last, _ConvolvedPool):
+            kept[-1] = replace(last, flat=True)
         if not (isinstance(stage, _Relu) and isinstance(last, _MaxPool) and last.geometry.taps <= fused.POOL_TAPS):
             kept.append(stage)
             continue

@@ -99,11 +99,11 @@ class ConvLayer(Layer):
         plain = pool == Geometry((side, side), (side, side), (0, 0), (1, 1))
         return plain and side in (2, 4) and tape.stacked and not self.one_axis and self._fused(x)
 
-    def forward_pooled(self, x: Tensor, tape: Tape, pool: int) -> tuple[Tensor, Saved]:
-        """Convolution, the largest of each pool × pool window, rectified; and which it was."""
+    def forward_pooled(self, x: Tensor, tape: Tape, pool: int, first: bool) -> tuple[Tensor, Saved]:
+        """Convolution, the largest of each pool × pool window, rectified; which it was. ``first``: channels first."""
         self._choose(x, tape)
         weight, bias = self.weight(tape), self.bias(tape)
-        out, taken = fused.forward(x, weight, bias, self.geometry, tape.lengths, tape.mixed, pool)
+        out, taken = fused.forward(x, weight, bias, self.geometry, tape.lengths, tape.mixed, pool, first)
         return out, (x, taken)
 
     def backward_pooled(self, dy: Tensor, saved: Saved, tape: Tape, pool: Geometry, further: bool) -> Tensor:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 
+from sordino.client.gradients import fused
 from sordino.client.gradients.chain import chain_of, shadow_of
 from sordino.client.gradients.convolution import ConvLayer
-from sordino.client.gradients.lengths import Length
+from sordino.client.gradients.lengths import ROUNDING, VANISHES, Length
 from sordino.client.gradients.losses import Loss
 from sordino.client.gradients.tape import Held, Layer, Segments, Tape, Taped, Workspace
 from sordino.client.gradients.types import (
@@ -16,6 +19,7 @@ from sordino.client.gradients.types import (
     Graded,
     LayerPlan,
     Pull,
+    constant,
     evaluating,
     mean_of_inputs,
     only,
@@ -28,8 +32,6 @@ SMALLEST_BLOCK = 16
 WEIGHT_READS = 2
 ACTIVATIONS = 4  # a layer's output, its activation, their gradients
 Window = tuple[Tensor, int, int]
-PER_RECORD = {"grads", "weight", "bias"}
-"""Held keys that only ``Segments.weighted`` reads."""
 
 
 class Fast(Engine):
@@ -87,16 +89,15 @@ class Fast(Engine):
 
     def _graded(self, params: Tensor, x: Tensor, y: Tensor, mask: Tensor | None) -> Graded:
         segments, flat = Segments.regular(y.shape[0], y.shape[1]), Flat.of(x, y, mask, self.copies)
-        graded = self._grade(self._windows(params, segments, self._inner(flat)), flat, segments)
-        return graded.in_rows(y.shape[:2], flat.records)
+        return self._grade(self._windows(params, segments, self._inner(flat)), flat, segments, y.shape[:2])
 
     def shared(
         self, params: Tensor, x: Tensor, y: Tensor, rows_of: Tensor, rows: int, mask: Tensor | None = None
     ) -> Graded:
         """Grade a ragged batch under one vector of parameters."""
         segments, flat = Segments.ragged(rows_of, rows), Flat.of(x, y, mask, self.copies, lead=1)
-        graded = self._grade(self._blocks(params, 0, segments.records, self._inner(flat)), flat, segments)
-        return graded.in_rows(y.shape[:1], flat.records)
+        blocks = self._blocks(params, 0, segments.records, self._inner(flat))
+        return self._grade(blocks, flat, segments, y.shape[:1])
 
     def _inner(self, flat: Flat) -> int:
         """How many inputs a record has in this batch, padding included."""
@@ -180,25 +181,42 @@ class Fast(Engine):
         with torch.no_grad(), precise(self.mixed):
             return self._run(tape, x)
 
-    def _grade(self, windows: list[Window], flat: Flat, segments: Segments) -> Graded:
+    def _grade(self, windows: list[Window], flat: Flat, segments: Segments, shape: torch.Size) -> Graded:
+        """Grade the batch, of which losses, norms and limits have that shape."""
         self._calls += 1
         ticket = self._calls
         inner = self._inner(flat)
-        empty = torch.zeros(0, dtype=windows[0][0].dtype, device=flat.x.device)
-        losses, squares, excesses = [empty], [empty.double()], [empty.double()]
+        losses = [torch.zeros(0, dtype=windows[0][0].dtype, device=flat.x.device)]
         held: dict[str, Held] = {}
+        tapes: list[Tape] = []
         for window in windows if segments.records else []:
             _, start, stop = window
-            tape = self._tape_of(window, segments.records, held, flat.records, inner)
+            tapes.append(tape := self._tape_of(window, segments.records, held, flat.records, inner))
             losses.append(self._pass(tape, *flat.part(start, stop, self.copies)))
-            squares.append(_added(tape.squares))
-            excesses.append(sum(tape.excesses, torch.zeros_like(squares[-1])))
             self._volume = self._volume or tape.volume // ((stop - start) * inner)
         self._kept = self._kept or _bytes_per_record(held, segments.records, self._volume * inner)
-        loss, length = _joined(losses), Length(_joined(squares), _joined(excesses))
+        loss, sums, current = _joined(losses), (segments.rows, self.dimension), lambda: ticket == self._calls
+        if len(tapes) == 1 and fused.serves(loss):
+            *rows, usable = self._lengths_of(loss, tapes[0], flat.records)
+            own = [each.view(shape) for each in rows]
+            return Graded.of((own[0], own[1], own[2], usable), self._puller(held, usable, segments), sums, current)
+        empty = losses[0].double()
+        squares = [empty, *(_added(tape.squares) for tape in tapes)]
+        excesses = [sum(tape.excesses, torch.zeros_like(each)) for tape, each in zip(tapes, squares[1:])]
+        length = Length(_joined(squares), _joined([empty, *excesses]))
         finite = (loss + length.square).abs() < torch.inf  # squares are not negative: no infinity is cancelled
-        pull, shape = self._puller(held, finite, segments), (segments.rows, self.dimension)
-        return Graded(loss, length, finite, pull, shape, lambda: ticket == self._calls)
+        graded = Graded(loss, length, finite, self._puller(held, finite, segments), sums, current)
+        return graded.in_rows(shape, flat.records)
+
+    def _lengths_of(self, loss: Tensor, tape: Tape, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The same in one kernel: losses, norms, limits, and who is finite and unmasked."""
+        squares = tape.squares
+        if len(squares) > fused.GROUPS:
+            squares = [*squares[: fused.GROUPS - 1], _added(squares[fused.GROUPS - 1 :])]
+        excess = sum(tape.excesses[1:], tape.excesses[0]) if tape.excesses else None
+        margins = (1 + ROUNDING, VANISHES * math.sqrt(self.dimension))
+        more, floor = (constant(one, loss.device, torch.float64) for one in margins)
+        return fused.lengths_of(loss, mask, squares, excess, more, floor)
 
     def _pass(self, tape: Tape, x: Tensor, y: Tensor, real: Tensor | None) -> Tensor:
         """Forward and back over one window's inputs: records' losses, everything else on the tape."""
@@ -233,7 +251,7 @@ class Fast(Engine):
                 own = held.get(layer.name)
                 if own is not None:
                     if scrub:
-                        spared = PER_RECORD if segments.skips(out) else set()
+                        spared = layer.skipped(own) if segments.skips(out) else set()
                         own = {key: each if key in spared else scrubbed(each) for key, each in own.items()}
                     layer.pull(factors, own, segments, out)
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sordino.client.gradients.patches import Geometry, Pair, last_padded
+from sordino.client.gradients.patches import Geometry, Pair
 
 FULL, MIXED = "tf32x3", "tf32"
 POOL_TAPS = 64
@@ -70,21 +70,30 @@ def _triton() -> Any:
 
 
 def forward(
-    x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, lengths: Tensor, mixed: bool, pool: int = 1
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    geometry: Geometry,
+    lengths: Tensor,
+    mixed: bool,
+    pool: int = 1,
+    first: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """The convolution of ``x[n, c, h, w]`` with every row's ``weight[rows, o, c, kh, kw]``, channels last.
 
     With ``pool``: the largest of its windows, rectified, and which it was; else the second tensor means nothing.
+    ``first``: what was pooled has its channels first.
     """
     kernels, size = weight.permute(0, 1, 3, 4, 2).contiguous(), geometry.output(*x.shape[2:])
-    precision = MIXED if mixed else FULL
-    return _convolve(_last(x), kernels, bias, size, geometry, lengths, BACK=False, POOL=pool, PRECISION=precision)
+    how = {"BACK": False, "POOL": pool, "FIRST": first, "PRECISION": MIXED if mixed else FULL}
+    return _convolve(_last(x), kernels, bias, size, geometry, lengths, **how)
 
 
 def input_gradient(dy: Tensor, weight: Tensor, size: Pair, geometry: Geometry, lengths: Tensor, mixed: bool) -> Tensor:
     """Gradient of the input, ``[n, c, *size]``, from the output's."""
-    kernels, precision = weight.permute(0, 2, 3, 4, 1).contiguous(), MIXED if mixed else FULL
-    return _convolve(_last(dy), kernels, None, size, geometry, lengths, BACK=True, POOL=1, PRECISION=precision)[0]
+    kernels = weight.permute(0, 2, 3, 4, 1).contiguous()
+    how = {"BACK": True, "POOL": 1, "FIRST": False, "PRECISION": MIXED if mixed else FULL}
+    return _convolve(_last(dy), kernels, None, size, geometry, lengths, **how)[0]
 
 
 def _convolve(
@@ -107,7 +116,19 @@ def _convolve(
         **_folded(geometry), BIAS=bias is not None, **options,
         BLOCK=block, BLOCK_O=block_o, BLOCK_C=block_c, num_warps=warps, num_stages=stages,
     )  # fmt: skip
-    return out.permute(0, 3, 1, 2), taken
+    return (out.view(n, outputs, *out.shape[1:3]) if options["FIRST"] else out.permute(0, 3, 1, 2)), taken
+
+
+def _padded(x: Tensor, geometry: Geometry) -> Tensor:
+    """``[n, c, h, w]`` as contiguous ``[n, h + 2p, w + 2p, c]``, in one kernel."""
+    x, (high, wide) = _last(x), geometry.padding
+    if not (high or wide):
+        return x
+    out = x.new_empty(len(x), x.shape[1] + 2 * high, x.shape[2] + 2 * wide, x.shape[3])
+    _triton().pad[(-(-out.numel() // 1024),)](
+        x, out, out.numel(), HIGH=x.shape[1], WIDE=x.shape[2], CHANNELS=x.shape[3], PH=high, PW=wide, BLOCK=1024
+    )
+    return out
 
 
 def record_gradients(
@@ -123,7 +144,7 @@ def record_gradients(
     """
     n, channels = x.shape[:2]
     size = geometry.output(*x.shape[2:])
-    padded, dy = last_padded(x, geometry), dy.contiguous()
+    padded, dy = _padded(x, geometry), dy.contiguous()
     outputs, seen = dy.shape[2], channels * geometry.taps
     block_o, block_k = _power(outputs, 16, 64), _power(seen, 16, 64)
     blocks = (-(-seen // block_k), -(-outputs // block_o))
@@ -151,6 +172,47 @@ def weighted(factors: Tensor, values: Tensor, out: Tensor, taps: int = 1, channe
         factors, values, out, len(factors) // rows, size, out.stride(0),
         TAPS=taps, CHANNELS=channels, RECORDS=16, BLOCK=block, num_warps=4,
     )  # fmt: skip
+
+
+def weighted_outer(factors: Tensor, dy: Tensor, x: Tensor, out: Tensor) -> None:
+    """Σ_j factors_j·dy_j ⊗ x_j of each row's records, ``dy[n, o]``, ``x[n, i]`` into ``out[rows, o·i]``; 0 skips."""
+    rows, wide, outputs = len(out), x.shape[1], dy.shape[1]
+    block, block_o = _power(wide, 16, 64), _power(outputs, 16, 64)
+    _triton().weighted_outer[(rows, -(-wide // block), -(-outputs // block_o))](
+        factors, dy.contiguous(), x.contiguous(), out, len(factors) // rows, out.stride(0),
+        WIDE=wide, OUTPUTS=outputs, RECORDS=16, BLOCK=block, BLOCK_O=block_o, num_warps=2,
+    )  # fmt: skip
+
+
+GROUPS = 4
+"""Of how many groups of parameters norms are added up in one kernel."""
+
+
+def lengths_of(
+    loss: Tensor,
+    mask: Tensor | None,
+    squares: list[Tensor],
+    excess: Tensor | None,
+    more: Tensor,
+    floor: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Losses, norms, limits ``[n]``, and who is finite and real, from each group's squares ``[n]``, ``[n, parts]``.
+
+    As ``types.Graded`` has them, of at most ``GROUPS`` groups: 0 where the mask is false, and ∞ where a record is not
+    finite. ``more`` and ``floor`` are one number each, of float64: what rounding may add to a norm.
+    """
+    n = len(loss)
+    given = [each.contiguous() for each in squares] + [loss] * (GROUPS - len(squares))
+    parts = [each.numel() // max(1, n) for each in given[: len(squares)]] + [0] * (GROUPS - len(squares))
+    losses, norms, limits = torch.empty_like(loss), torch.empty_like(loss), torch.empty_like(loss, dtype=torch.float64)
+    usable = torch.empty_like(loss, dtype=torch.bool)
+    _triton().lengths_of[(-(-n // 128),)](
+        loss, loss if mask is None else mask.contiguous().view(torch.uint8), loss if excess is None else excess,
+        *given, losses, norms, limits, usable.view(torch.uint8), n, more, floor,
+        FIRST=parts[0], SECOND=parts[1], THIRD=parts[2], FOURTH=parts[3],
+        MASKED=mask is not None, EXCEEDS=excess is not None, BLOCK=128, num_warps=4,
+    )  # fmt: skip
+    return losses, norms, limits, usable
 
 
 def outer_squares(x: Tensor, dy: Tensor, bias: bool) -> Tensor:
@@ -188,9 +250,9 @@ def pooled(x: Tensor, geometry: Geometry) -> tuple[Tensor, Tensor]:
 
 def pooled_back(dy: Tensor, taken: Tensor, size: Pair, geometry: Geometry) -> Tensor:
     """Gradient of what was pooled, ``[n, c, *size]``, channels last."""
-    dx = _images(dy.shape[0], dy.shape[1], size, dy)
+    dx, first = _images(dy.shape[0], dy.shape[1], size, dy), dy.is_contiguous()
     _triton().pool_rectified_back[(-(-dx.numel() // 1024),)](
-        _last(dy), taken, dx, dx.numel(), HIGH=size[0], WIDE=size[1], CHANNELS=dy.shape[1],
-        OUT_HIGH=dy.shape[2], OUT_WIDE=dy.shape[3], **_folded(geometry), BLOCK=1024,
+        dy if first else _last(dy), taken, dx, dx.numel(), HIGH=size[0], WIDE=size[1], CHANNELS=dy.shape[1],
+        OUT_HIGH=dy.shape[2], OUT_WIDE=dy.shape[3], **_folded(geometry), FIRST=first, BLOCK=1024,
     )  # fmt: skip
     return dx.permute(0, 3, 1, 2)

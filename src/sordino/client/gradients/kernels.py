@@ -35,13 +35,14 @@ def convolve(  # type: ignore[no-untyped-def]
     OUT_HIGH: tl.constexpr, OUT_WIDE: tl.constexpr, OUTPUTS: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr,
     PH: tl.constexpr, PW: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr,
-    BIAS: tl.constexpr, BACK: tl.constexpr, POOL: tl.constexpr, PRECISION: tl.constexpr,
+    BIAS: tl.constexpr, BACK: tl.constexpr, POOL: tl.constexpr, FIRST: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """out[record, p, o] = Σ_{tap, c} x[record, p at tap, c]·weight[row, o, tap, c] (+ bias): an implicit product.
 
     ``BACK``: the adjoint. x is the output's gradient and "p at tap" the place whose window has p at that tap.
-    ``POOL`` > 1: instead of the output, the largest of every POOL × POOL window, rectified, and which it was.
+    ``POOL`` > 1: instead of the output, the largest of every POOL × POOL window, rectified, and which it was; with
+    ``FIRST`` the largest are written with channels first, as what flattens them wants.
     """
     row = tl.program_id(0)
     positions: tl.constexpr = (OUT_HIGH // POOL) * (OUT_WIDE // POOL) * POOL * POOL
@@ -120,11 +121,15 @@ def convolve(  # type: ignore[no-untyped-def]
             positive = best > 0
             best = tl.where(broken, float("nan"), tl.where(positive, best, 0.0))
             tap_of = tl.where(positive, tap_of, 255)
+            whole: tl.constexpr = positions // (POOL * POOL)
             at = first // (POOL * POOL) + tl.arange(0, windows)
-            where = (row.to(tl.int64) * width * (positions // (POOL * POOL)) + at)[:, None] * OUTPUTS + o[None, :]
+            where = (row.to(tl.int64) * width * whole + at)[:, None] * OUTPUTS + o[None, :]
             inside = (at * (POOL * POOL) < limit)[:, None] & (o < OUTPUTS)[None, :]
-            tl.store(out + where, best, mask=inside)
             tl.store(taken + where, tap_of.to(tl.uint8), mask=inside)
+            if FIRST:
+                record = row.to(tl.int64) * width + at // whole
+                where = (record[:, None] * OUTPUTS + o[None, :]) * whole + (at % whole)[:, None]
+            tl.store(out + where, best, mask=inside)
         else:
             where = (record * positions + place % positions)[:, None] * OUTPUTS + o[None, :]
             tl.store(out + where, total, mask=alive[:, None] & (o < OUTPUTS)[None, :])
@@ -281,9 +286,9 @@ def pool_rectified_back(  # type: ignore[no-untyped-def]
     dy, taken, dx, total,
     HIGH: tl.constexpr, WIDE: tl.constexpr, CHANNELS: tl.constexpr, OUT_HIGH: tl.constexpr, OUT_WIDE: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr,
-    PH: tl.constexpr, PW: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr, BLOCK: tl.constexpr,
+    PH: tl.constexpr, PW: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr, FIRST: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """dx = Σ of dy over the windows that took their value here."""
+    """dx = Σ of dy over the windows that took their value here; ``FIRST``: dy has channels first."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     c = at % CHANNELS
     place = at // CHANNELS
@@ -297,5 +302,81 @@ def pool_rectified_back(  # type: ignore[no-untyped-def]
         inside = inside & (top < OUT_HIGH) & (side < OUT_WIDE)
         source = ((record * OUT_HIGH + top) * OUT_WIDE + side) * CHANNELS + c
         mine = inside & (tl.load(taken + source, mask=inside, other=255).to(tl.int32) == tap)
+        if FIRST:
+            source = ((record * CHANNELS + c) * OUT_HIGH + top) * OUT_WIDE + side
         slope += tl.load(dy + source, mask=mine, other=0.0)
     tl.store(dx + at, slope, mask=at < total)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def pad(  # type: ignore[no-untyped-def]
+    x, out, total, HIGH: tl.constexpr, WIDE: tl.constexpr, CHANNELS: tl.constexpr,
+    PH: tl.constexpr, PW: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Images with channels last, between PH rows and PW columns of zeros on every side."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    c, place = at % CHANNELS, at // CHANNELS
+    side, top = place % (WIDE + 2 * PW) - PW, place // (WIDE + 2 * PW) % (HIGH + 2 * PH) - PH
+    record = place // ((WIDE + 2 * PW) * (HIGH + 2 * PH))
+    inside = (at < total) & (top >= 0) & (top < HIGH) & (side >= 0) & (side < WIDE)
+    value = tl.load(x + ((record * HIGH + top) * WIDE + side) * CHANNELS + c, mask=inside, other=0.0)
+    tl.store(out + at, value, mask=at < total)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def weighted_outer(  # type: ignore[no-untyped-def]
+    factors, dy, x, out, width, out_row,
+    WIDE: tl.constexpr, OUTPUTS: tl.constexpr, RECORDS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_O: tl.constexpr,
+):  # fmt: skip
+    """out[row] = Σ_j factors[row, j]·dy[row, j] ⊗ x[row, j]; a record with factor 0 is not even read."""
+    row = tl.program_id(0).to(tl.int64)
+    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    o = tl.program_id(2) * BLOCK_O + tl.arange(0, BLOCK_O)
+    total = tl.zeros((BLOCK_O, BLOCK), dtype=tl.float32)
+    for start in range(0, width, RECORDS):
+        j = start + tl.arange(0, RECORDS)
+        factor = tl.load(factors + row * width + j, mask=j < width, other=0.0)
+        record = row * width + j
+        read = (factor != 0.0)[None, :] & (o < OUTPUTS)[:, None]
+        slope = tl.load(dy + record[None, :] * OUTPUTS + o[:, None], mask=read, other=0.0)
+        read = (factor != 0.0)[:, None] & (i < WIDE)[None, :]
+        values = tl.load(x + record[:, None] * WIDE + i[None, :], mask=read, other=0.0)
+        total = _added(total, slope * factor[None, :], values, "tf32x3")
+    where = out + row * out_row + o[:, None] * WIDE + i[None, :]
+    tl.store(where, total, mask=(o < OUTPUTS)[:, None] & (i < WIDE)[None, :])
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def lengths_of(  # type: ignore[no-untyped-def]
+    loss, mask, excess, first, second, third, fourth, losses, norms, limits, usable, total, more, floor,
+    FIRST: tl.constexpr, SECOND: tl.constexpr, THIRD: tl.constexpr, FOURTH: tl.constexpr,
+    MASKED: tl.constexpr, EXCEEDS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """From squared norms in up to four groups of so many parts each: what ``types.Graded`` says of every record.
+
+    ``more`` and ``floor`` are what rounding may add to a norm, a share of it and a constant.
+    """
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < total
+    square = tl.zeros((BLOCK,), dtype=tl.float64)
+    for part in range(FIRST):
+        square += tl.load(first + at * FIRST + part, mask=inside, other=0.0).to(tl.float64)
+    for part in range(SECOND):
+        square += tl.load(second + at * SECOND + part, mask=inside, other=0.0).to(tl.float64)
+    for part in range(THIRD):
+        square += tl.load(third + at * THIRD + part, mask=inside, other=0.0).to(tl.float64)
+    for part in range(FOURTH):
+        square += tl.load(fourth + at * FOURTH + part, mask=inside, other=0.0).to(tl.float64)
+    each = tl.load(loss + at, mask=inside, other=0.0)
+    finite = tl.abs(each.to(tl.float64) + square) < float("inf")
+    real = inside
+    if MASKED:
+        real = tl.load(mask + at, mask=inside, other=0).to(tl.int32) != 0
+    norm = tl.sqrt(square)
+    limit = norm * tl.load(more) + tl.load(floor)
+    if EXCEEDS:
+        limit += tl.load(excess + at, mask=inside, other=0.0)
+    tl.store(losses + at, tl.where(real, each, 0.0), mask=inside)
+    tl.store(norms + at, tl.where(real, tl.where(finite, norm, float("inf")), 0.0).to(tl.float32), mask=inside)
+    tl.store(limits + at, tl.where(real, tl.where(finite, limit, float("inf")), 0.0), mask=inside)
+    tl.store(usable + at, (finite & real).to(tl.uint8), mask=inside)

@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from sordino.client.gradients import fused, groups, products
 from sordino.client.gradients.lengths import Length, squared_by_gram, squared_norms, squared_outer
-from sordino.client.gradients.tape import Held, Layer, Saved, Segments, Tape
+from sordino.client.gradients.tape import PER_RECORD, Held, Layer, Saved, Segments, Tape
 from sordino.client.gradients.types import Slot
 
 FEW_ENTRIES = 2**17
@@ -88,10 +88,16 @@ class LinearLayer(Layer):
         """``Σ_j a_j g_j`` of gradients that are held, else ``Σ_j a_j dy_jᵀ x_j`` as one product a row."""
         if "weight" in held:
             segments.weighted(factors, held["weight"], self.own["weight"].part(out))
+        elif "weight" in self.own and held["x"].shape[1] == 1 and segments.skips(held["x"]):
+            fused.weighted_outer(factors, held["dy"][:, 0], held["x"][:, 0], self.own["weight"].part(out))
         elif "weight" in self.own:
             segments.outer(held["dy"] * factors.view(-1, 1, 1), held["x"], self.own["weight"].part(out))
         if "bias" in self.own:
             segments.weighted(factors, held["bias"] if "bias" in held else held["dy"][:, 0], self.own["bias"].part(out))
+
+    def skipped(self, held: Held) -> set[str]:
+        """With one position, what is held of it too."""
+        return PER_RECORD | {"x", "dy"} if "x" in held and held["x"].shape[1] == 1 else PER_RECORD
 
 
 def makes_gradients(positions: int, wide: int, deep: int) -> bool:

@@ -22,6 +22,8 @@ from sordino.errors import BadInput
 Held = dict[str, Tensor]
 Saved = tuple[Tensor, ...]
 SMALL, LARGE = 2**16, 2**19
+PER_RECORD = {"grads", "weight", "bias"}
+"""Held keys that only ``Segments.weighted`` reads."""
 
 
 class Unsupported(BadInput):
@@ -86,6 +88,10 @@ class Layer(ABC):
     @abstractmethod
     def pull(self, factors: Tensor, held: Held, segments: Segments, out: Tensor) -> None:
         """Write Σ_j factors_j · g_j into the layer's own slots of ``out[rows, d]``."""
+
+    def skipped(self, held: Held) -> set[str]:
+        """Which of what is held a record with factor 0 is not read in, where ``Segments.skips`` is true."""
+        return PER_RECORD
 
     def record_runs(self, runs: list[Run], tape: Tape) -> None:
         """Record several runs of one pass, whose gradients add up: as one run over all their positions."""

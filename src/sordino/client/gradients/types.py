@@ -115,6 +115,19 @@ class Graded:
         self.limits = only(finite, limits(length, shape[1]), torch.inf)
         self._usable, self._pull, self._shape, self._is_current = finite, pull, shape, is_current
 
+    @staticmethod
+    def of(
+        found: tuple[Tensor, Tensor, Tensor, Tensor],
+        pull: Pull,
+        shape: tuple[int, int],
+        is_current: Callable[[], bool],
+    ) -> Graded:
+        """From losses, norms, limits and who is finite and unmasked, as they are to be."""
+        graded = object.__new__(Graded)
+        graded.losses, graded.norms, graded.limits, graded._usable = found
+        graded._pull, graded._shape, graded._is_current = pull, shape, is_current
+        return graded
+
     def in_rows(self, shape: torch.Size, mask: Tensor | None) -> Graded:
         """Shape losses, norms and limits as ``[rows, b]``, with 0 where the mask says padding."""
         found = [self.losses, self.norms, self.limits]
@@ -251,13 +264,14 @@ def mean_of_inputs(losses: Tensor, copies: int, inputs: Tensor | None) -> Tensor
 
 
 @cache
-def _constant(value: float, device: torch.device, dtype: torch.dtype) -> Tensor:
+def constant(value: float, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """A number on a device, made once."""
     return torch.tensor(value, dtype=dtype, device=device)
 
 
 def only(where: Tensor, values: Tensor, other: float = 0.0) -> Tensor:
     """The values where a mask is true, ``other`` elsewhere; a number passed anew costs a GPU a kernel each time."""
-    return torch.where(where, values, _constant(other, values.device, values.dtype))
+    return torch.where(where, values, constant(other, values.device, values.dtype))
 
 
 @contextmanager
