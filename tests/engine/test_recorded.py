@@ -18,6 +18,8 @@ from sordino.privacy.gate import Gate, Terms
 from sordino.privacy.generators import Keyed, Secret, Turn
 from sordino.privacy.types import Sampling
 from sordino.study import session
+from sordino.study.run import prepare
+from sordino.study.session import train_together
 
 pytest.importorskip("triton", reason="a GPU's noise is drawn by a kernel, which pip install triton interprets")
 
@@ -89,6 +91,26 @@ def test_every_method_ends_in_the_same_bits_whether_its_steps_are_recorded_or_no
     assert plain.privacy == found.privacy
     assert counted["recorded"] >= 1
     assert counted["replayed"] > 0
+
+
+def test_a_stack_of_different_runs_is_recorded_too_and_ends_in_the_same_bits(digits, stacked):
+    """Other rules, rates and numbers of steps in one stack; rows that ask beside their step have one of their own."""
+    common = {"rounds": 5, "batch": [8, 8, 16, 16, 8, 8], "epochs": 0.5, "clip": 0.7, "evaluate": 5}
+    cases = [
+        ("dp-fedavg", 0, {"lr": 0.3}), ("weiavg", 1, {"lr": 0.1}), ("dp-scaffold", 0, {"lr": 0.2}),
+        ("fedfdp", 2, {"lr": 0.2}), ("fedfair", 3, {"lr": 0.2}), ("adaptdp", 1, {"lr": 0.2}),
+    ]  # fmt: skip
+
+    def train(recording):
+        counted = stacked(recording)
+        ready = [prepare(digits, "mlp", method, seed, None, {**common, **own}) for method, seed, own in cases]
+        return train_together(ready, device="cpu"), dict(counted)
+
+    plain, found = train(False)[0], train(True)
+    for one, other in zip(plain, found[0]):
+        assert torch.equal(one.weights, other.weights)
+        assert one.privacy == other.privacy
+    assert found[1]["replayed"] > found[1]["recorded"] >= 2
 
 
 def permit_of(gate):

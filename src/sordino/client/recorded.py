@@ -12,7 +12,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from sordino.privacy.types import Release, derive
 MOST_RECORDS = 1 << 13
 """A larger stack keeps the device busy by itself."""
 
-MOST_GRAPHS, MOST_BYTES = 8, 1 << 33
+MOST_GRAPHS, MOST_BYTES = 16, 1 << 33
 """Every graph owns its buffers, so there are few: so many, and of so many bytes in all."""
 
 SEEN = 2
@@ -156,14 +156,29 @@ def record(body: Body, given: Inputs) -> Recording | None:
 
 
 @dataclass
-class Recorder:
-    """The recorded steps of one run, by their keys: the first few shapes that come again; others are never recorded."""
+class _Kept:
+    """What a run, or a stack of runs, has recorded, and how often each of what could be came."""
 
-    make: Callable[[Body, Inputs], Recording | None] = record
     recorded: dict[Hashable, Recording | None] = field(default_factory=dict)
     seen: Counter[Hashable] = field(default_factory=Counter)
     held: int = 0
     """Bytes that the recordings hold, by what a record is known to take."""
+
+
+@dataclass(frozen=True)
+class Recorder:
+    """The recorded steps of one run or stack, by keys: the first few shapes that come again; others are never recorded.
+
+    ``kind``: what the rows of a stack do, and how many of them do each; part of every key.
+    """
+
+    make: Callable[[Body, Inputs], Recording | None] = record
+    kind: Hashable = None
+    kept: _Kept = field(default_factory=_Kept)
+
+    def of_kind(self, kind: Hashable) -> Recorder:
+        """The same for rows that do this."""
+        return replace(self, kind=kind)
 
     @staticmethod
     def pays(rows: Rows) -> bool:
@@ -174,15 +189,15 @@ class Recorder:
 
     def of(self, body: Body, given: Inputs, per_record: int) -> Recording | None:
         """The recording for inputs of this key, once it has been seen often enough and while there is room."""
-        key = given.key
-        if key not in self.recorded:
-            self.seen[key] += 1
+        key, kept = (self.kind, given.key), self.kept
+        if key not in kept.recorded:
+            kept.seen[key] += 1
             size = math.prod(given.where.shape[1:]) * per_record
-            if self.seen[key] < SEEN or len(self.recorded) >= MOST_GRAPHS or self.held + size > MOST_BYTES:
+            if kept.seen[key] < SEEN or len(kept.recorded) >= MOST_GRAPHS or kept.held + size > MOST_BYTES:
                 return None
-            self.held += size
-            self.recorded[key] = self.make(body, given)
-        return self.recorded[key]
+            kept.held += size
+            kept.recorded[key] = self.make(body, given)
+        return kept.recorded[key]
 
 
 def inputs_of(

@@ -22,11 +22,10 @@ from sordino.errors import CannotStack
 
 @dataclass(frozen=True)
 class Stretch:
-    """Some rows of a stack: which, what their clients do, and what was broadcast to them."""
+    """Some rows of a stack: which, and what their clients do."""
 
     rows: slice
     work: Work
-    public: Mapping[str, Any]
 
     @property
     def count(self) -> int:
@@ -34,25 +33,25 @@ class Stretch:
         return int(self.rows.stop - self.rows.start)
 
 
-def labelled(place: int, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The state or the upload of a part, under names that no other part has."""
+def labelled(place: int, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The broadcast, the state or the upload of a part, under names that no other part has."""
     return {f"{place}/{name}": value for name, value in values.items()}
 
 
 def own(place: int, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Of state or uploads of a mixed stack, what belongs to a part."""
+    """Of a mixed stack's broadcast, state or uploads, what belongs to a part."""
     start = f"{place}/"
     return {name.removeprefix(start): value for name, value in values.items() if name.startswith(start)}
 
 
 def mix(parts: Sequence[Stretch], like: Tensor) -> Work:
-    """One ``Work`` for all rows, each part by its own rules. State and uploads carry the part's place in their names.
+    """One ``Work`` for all rows, each part by its own rules.
 
-    The parts bring their broadcasts along, so that a turn of this work needs no other; ``like`` says dtype and device.
+    Broadcast, state and uploads carry the part's place in their names; ``like`` says dtype and device.
     """
     lead = parts[0].work
     also = tuple(_question(parts, place, like) for place in range(len(lead.also)))
-    return replace(lead, clip=_clip(parts, like), local=_local(parts), also=also, recorder=None)
+    return replace(lead, clip=_clip(parts, like), local=_local(parts), also=also)
 
 
 def columns(publics: Sequence[Mapping[str, Any]], like: Tensor) -> dict[str, Any]:
@@ -73,32 +72,40 @@ def columns(publics: Sequence[Mapping[str, Any]], like: Tensor) -> dict[str, Any
 
 def _clip(parts: Sequence[Stretch], like: Tensor) -> Clip:
     def factors(losses: Tensor, norms: Tensor, public: Public) -> Tensor:
-        return torch.cat([p.work.clip.factors(losses[p.rows], norms[p.rows], p.public) for p in parts])
+        each = enumerate(parts)
+        return torch.cat([p.work.clip.factors(losses[p.rows], norms[p.rows], own(i, public)) for i, p in each])
 
-    bounds = torch.cat([per_row(p.work.clip.bound(p.public), p.count, like) for p in parts])
-    return Clip("mixed", factors, lambda public: bounds)
+    def bound(public: Public) -> Tensor:
+        each = enumerate(parts)
+        return torch.cat([per_row(p.work.clip.bound(own(i, public)), p.count, like) for i, p in each])
+
+    return Clip("mixed", factors, bound)
 
 
 def _question(parts: Sequence[Stretch], place: int, like: Tensor) -> Question:
-    asked = [(p, p.work.also[place]) for p in parts]
-    bounds = torch.cat([per_row(one.bound(p.public), p.count, like) for p, one in asked])
+    asked = [(i, p, p.work.also[place]) for i, p in enumerate(parts)]
 
     def values(losses: Tensor, norms: Tensor, public: Public) -> Tensor:
-        return torch.cat([one.values(losses[p.rows], norms[p.rows], p.public) for p, one in asked])
+        return torch.cat([one.values(losses[p.rows], norms[p.rows], own(i, public)) for i, p, one in asked])
 
-    return Question(asked[0][1].what, values, lambda public: bounds)
+    def bound(public: Public) -> Tensor:
+        return torch.cat([per_row(one.bound(own(i, public)), p.count, like) for i, p, one in asked])
+
+    return Question(asked[0][2].what, values, bound)
 
 
 def _local(parts: Sequence[Stretch]) -> Local:
-    def told(part: Stretch, answers: Public) -> dict[str, Any]:
+    asked = [one.what for one in parts[0].work.also]
+
+    def told(place: int, part: Stretch, public: Public) -> dict[str, Any]:
         """The part's broadcast, and what its rows released beside the gradient of this step."""
-        return {**part.public, **{what: heard[part.rows] for what, heard in answers.items()}}
+        return {**own(place, public), **{what: public[what][part.rows] for what in asked if what in public}}
 
     def update(params: Tensor, state: State, gradient: Tensor, public: Public) -> tuple[Tensor, State]:
         after: State = {}
         for place, part in enumerate(parts):
-            here = params[part.rows]
-            moved, left = part.work.local.update(here, own(place, state), gradient[part.rows], told(part, public))
+            here, heard = params[part.rows], told(place, part, public)
+            moved, left = part.work.local.update(here, own(place, state), gradient[part.rows], heard)
             if moved.data_ptr() != here.data_ptr():
                 here.copy_(moved)
             after |= labelled(place, left)
@@ -108,8 +115,8 @@ def _local(parts: Sequence[Stretch]) -> Local:
         upload: dict[str, Tensor] = {}
         after: State = {}
         for place, part in enumerate(parts):
-            here = own(place, state)
-            sent, left = part.work.local.finish(params[part.rows], start[part.rows], here, told(part, public))
+            here, heard = own(place, state), told(place, part, public)
+            sent, left = part.work.local.finish(params[part.rows], start[part.rows], here, heard)
             upload |= labelled(place, sent)
             after |= labelled(place, left)
         return upload, after

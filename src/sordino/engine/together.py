@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from sordino.client.recorded import Recorder
 from sordino.client.rows import Records, Rows
 from sordino.client.turn import Work, take_turn
 from sordino.engine import rounds
@@ -49,6 +52,7 @@ def simulate_together(
     A run that diverges drops out: ``lost`` says by its place why.
     """
     _check(setups)
+    recorder = setups[0].work.recorder
     records, first = _pool([one.records for one in setups])
     know_sizes(setups[0], states[0])
     rules = [_rules(one.work) for one in setups]
@@ -66,7 +70,7 @@ def simulate_together(
             for i, one in opened.items()
             for place in range(len(one.called.clients))
         ]
-        uploads = _turns(seats, records)
+        uploads = _turns(seats, records, recorder)
         got = {i: receive(setups[i], states[i], opened[i], uploads.pop(i, {})) for i in live}
         outcomes = _combined({i: one for i, (one, _) in got.items()})
         for i in live:
@@ -95,13 +99,13 @@ def _rules(work: Work) -> Hashable:
     return tuple(identity(one, here=True) for one in (work.clip, work.local, *work.also))
 
 
-def _turns(seats: Sequence[Seat], records: Records) -> dict[int, dict[str, Tensor]]:
+def _turns(seats: Sequence[Seat], records: Records, recorder: Recorder | None) -> dict[int, dict[str, Tensor]]:
     """All rows' turns in shared chunks; uploads by run and name, in the order of each run's own rows."""
     uploads: dict[int, dict[str, Tensor]] = {}
     left: dict[int, list[Left]] = {}
     for alike in _grouped(seats, lambda seat: seat.released):
         for chunk in chunks(alike[0].setup.work, [seat.terms for seat in alike]):
-            for some, sent, after in _chunk([alike[row] for row in chunk], records):
+            for some, sent, after in _chunk([alike[row] for row in chunk], records, recorder):
                 _collect(uploads.setdefault(some[0].run, {}), some, sent)
                 left.setdefault(some[0].run, []).append((_clients(some), after))
     for one in {seat.run: seat for seat in seats}.values():
@@ -114,7 +118,7 @@ def _turns(seats: Sequence[Seat], records: Records) -> dict[int, dict[str, Tenso
 
 
 def _chunk(
-    seats: Sequence[Seat], records: Records
+    seats: Sequence[Seat], records: Records, recorder: Recorder | None
 ) -> Iterator[tuple[list[Seat], dict[str, Tensor], dict[str, Tensor]]]:
     """The turns of some rows in one stack: for every run, its seats, their uploads and their new state."""
     kinds = [_grouped(kind, lambda seat: seat.run) for kind in _grouped(seats, lambda seat: seat.doing)]
@@ -123,19 +127,23 @@ def _chunk(
     start = torch.stack([seat.state.weights for seat in ordered])
     parts: list[Stretch] = []
     state: dict[str, Tensor] = {}
+    public: dict[str, Any] = {}
     begin = 0
     for place, runs in enumerate(kinds):
         work, rows = runs[0][0].setup.work, slice(begin, begin + sum(map(len, runs)))
-        public = columns([seat.public for run in runs for seat in run], start)
-        parts.append(Stretch(rows, work, public))
+        public |= labelled(place, columns([seat.public for run in runs for seat in run], start))
+        parts.append(Stretch(rows, work))
         state |= labelled(place, _state_of(runs))
         begin = rows.stop
+    work, doing = mix(parts, start), [(runs[0][0].rules, part.rows.stop) for runs, part in zip(kinds, parts)]
+    if recorder is not None:
+        work = replace(work, recorder=recorder.of_kind(tuple(doing)))
     upload, after = take_turn(
-        mix(parts, start),
+        work,
         Rows(permit.turns, [seat.batches() for seat in ordered], records),
         Release.public(start, "weights from the server"),
         Release.public(state, "state from earlier releases"),
-        {},
+        public,
         permit,
         ordered[0].setup.gate,
     )
