@@ -22,7 +22,7 @@ from sordino.engine.devices import repeatable
 from sordino.engine.sharded import Shard
 from sordino.privacy.ledger import Ledger
 from sordino.study.prepared import Prepared
-from sordino.study.session import Session
+from sordino.study.session import Session, beginning
 
 PERSON = 4
 """Records of a person in the workloads by person."""
@@ -103,12 +103,13 @@ def _ready(
 
 def _first_round(task: Task, ready: Timed, records: Records) -> Callable[[], None]:
     where = records.y.device
+    first = beginning(ready, where).weights  # made before, as the peers' models are
 
     def run() -> None:
         scratch, same_bits = tempfile.TemporaryDirectory(prefix="sordino-bench-"), repeatable(where, task.deterministic)
         with scratch as folder, ExitStack() as books, same_bits:
             book = books.enter_context(Ledger(Path(folder) / "l.db")) if Shard.now().first else None
-            next(Session(ready, book, KEY, where, records=records).rounds())
+            next(Session(ready, book, KEY, where, Checkpoint(0, first, first), records=records).rounds())
 
     return run
 

@@ -101,10 +101,8 @@ class Session:
         if plan.judging is not None and ready.held is not None:
             scoring = Scoring(plan, plan.judging, ready.held, ready.judge or ready.engine, self.gate, judged, shard)
             self.setup = replace(self.setup, scoring=scoring)
-        shown = (ready.judge or ready.engine).flatten(ready.template).to(device)
-        first = shown if ready.judge is None else ready.engine.flatten(ready.trained).to(device)
         # A module of one's own may begin elsewhere in every process: the first one's weights are the run's.
-        self.state = state or shard.same(Checkpoint(0, first, shown))
+        self.state = state or shard.same(beginning(ready, device))
 
     def rounds(self) -> Iterator[Checkpoint]:
         """Train the rounds that are left; the state after each."""
@@ -139,6 +137,13 @@ class Session:
             return None
         self.collect()
         return self.shard.of_first(lambda: torch.stack([own(client).detach().cpu() for client in range(count)]))
+
+
+def beginning(ready: Prepared, device: torch.device) -> Checkpoint:
+    """The state before the first round: the weights that the model was built with."""
+    shown = (ready.judge or ready.engine).flatten(ready.template).to(device)
+    first = shown if ready.judge is None else ready.engine.flatten(ready.trained).to(device)
+    return Checkpoint(0, first, shown)
 
 
 def train_alone(
