@@ -23,6 +23,7 @@ from sordino.study.session import train_together
 
 pytest.importorskip("triton", reason="a GPU's noise is drawn by a kernel, which pip install triton interprets")
 
+
 def small():
     """Few parameters: every one's noise is drawn by a kernel that is interpreted, step by step."""
     torch.manual_seed(0)
