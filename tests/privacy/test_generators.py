@@ -10,7 +10,8 @@ import torch
 from scipy import stats
 
 from sordino.errors import BadInput, SordinoError
-from sordino.privacy.generators import BLOCK, Keyed, Secret, Turn, draw
+from sordino.privacy.generators import Keyed, Secret, Turn, draw
+from sordino.privacy.normals import BLOCK
 from sordino.privacy.types import Sampling
 
 

@@ -54,14 +54,17 @@ class _NotBuilt(Exception):
     """Why there is no library."""
 
 
-def load(name: str, check: Check) -> Native:
-    """The compiled ``name.cpp`` of this folder; built by the first process that asks, checked once in every process."""
+def load(name: str, check: Check, flags: tuple[str, ...] = ()) -> Native:
+    """The compiled ``name.cpp`` of this folder; built by the first process that asks, checked once in every process.
+
+    ``flags``: what the compiler is told beside what all sources have, the same in every call.
+    """
     if _aside:
         return Native(None, "set aside")
     found = _loaded.get(name)
     if found is None:
         with _lock:
-            found = _loaded.get(name) or _load(name, check)
+            found = _loaded.get(name) or _load(name, check, flags)
             _loaded[name] = found
     return found
 
@@ -77,12 +80,12 @@ def set_aside() -> Iterator[None]:
         _aside = before
 
 
-def _load(name: str, check: Check) -> Native:
+def _load(name: str, check: Check, flags: tuple[str, ...]) -> Native:
     if os.environ.get(SWITCH, "").lower() in {"off", "0", "no", "false"}:
         return Native(None, f"switched off by {SWITCH}")
     try:
         _share_threads()
-        library = ctypes.CDLL(str(built(SOURCES / f"{name}.cpp")))
+        library = ctypes.CDLL(str(built(SOURCES / f"{name}.cpp", flags)))
     except (_NotBuilt, OSError, RuntimeError, subprocess.SubprocessError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         log.info("%s is not compiled, which is slower: %s", name, reason)

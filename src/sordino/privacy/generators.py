@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sordino.errors import SordinoError
+from sordino.privacy import normals
 from sordino.privacy.discrete import discrete_normals
 from sordino.privacy.envelope import Words
 from sordino.privacy.lattice import rounded_normals
@@ -30,12 +31,7 @@ from sordino.privacy.types import Sampling, Scheme
 
 Indices = NDArray[np.int64]
 
-BLOCK = 1 << 18  # normals that one stream gives: a longer row is several streams, which threads draw side by side
-PIECE = 1 << 17  # normals that are made at once: small enough for the cache
-EXACT_PIECE = 1 << 13  # the same for exact draws, which threads make side by side
-
-Streams = Callable[[int, int], np.random.Generator]
-"""The stream of a row and a block of its columns."""
+EXACT_PIECE = 1 << 13  # exact draws that are made at once, which threads make side by side
 
 
 @dataclass(frozen=True)
@@ -132,52 +128,13 @@ def _coins(generator: np.random.Generator, rate: float, records: int, count: int
     return Batches(heads % records, np.searchsorted(heads, records * np.arange(1, count + 1)))
 
 
-def normals(stream: np.random.Generator, out: NDArray[np.float32]) -> None:
-    """Fill ``out`` with standard normals by Box and Muller: √(−2 ln u)·(cos 2πv, sin 2πv), u and v of 32 bits each.
-
-    Three times as fast as drawing one by one, because every part of it is done for many numbers at once. Values i and
-    i + 1 come from word i/2 of the stream, so a value depends on its place alone; none is beyond 6.8.
-    """
-    for start in range(0, len(out), PIECE):
-        place = out[start : start + PIECE]
-        words = stream.integers(0, 1 << 64, (len(place) + 1) // 2, dtype=np.uint64).view(np.uint32)
-        radius = np.multiply(words[0::2], np.float32(2**-32), dtype=np.float32, casting="unsafe")
-        radius += np.float32(2**-33)  # never 0
-        np.log(radius, out=radius)
-        radius *= np.float32(-2)
-        np.sqrt(radius, out=radius)
-        angle = np.multiply(words[1::2], np.float32(2**-31 * np.pi), dtype=np.float32, casting="unsafe")
-        np.multiply(radius, np.cos(angle), out=place[0::2])
-        half = len(place) // 2
-        np.multiply(radius[:half], np.sin(angle[:half]), out=place[1::2])
-
-
-def _pour(out: Tensor, streams: Streams, scale: Tensor | None) -> Tensor:
-    """Every block of every row from a stream of its own, on all threads: a draw depends on its row and column only."""
+def _pour(out: Tensor, keys: Sequence[normals.Keys], scale: Tensor | None) -> Tensor:
+    """Normals of every row from its key, wherever the row lies: drawn on a CPU."""
     if out.device.type != "cpu" or out.dtype != torch.float32 or not out.is_contiguous():
-        drawn = _pour(torch.empty(out.shape), streams, None).to(out.device, out.dtype)
+        drawn = _pour(torch.empty(out.shape), keys, None).to(out.device, out.dtype)
         return out.copy_(drawn) if scale is None else out.addcmul_(drawn, scale.to(out)[:, None])
-    matrix, scales = out.numpy(), None if scale is None else scale.float().numpy()
-    rows, width = matrix.shape
-
-    def one(job: tuple[int, int]) -> None:
-        row, start = job
-        place = matrix[row, start : start + BLOCK]
-        stream = streams(row, start // BLOCK)
-        if scales is None:
-            normals(stream, place)
-        else:
-            noise = np.empty_like(place)
-            normals(stream, noise)
-            noise *= scales[row]
-            place += noise
-
-    jobs = [(row, start) for row in range(rows) for start in range(0, width, BLOCK)]
-    if width > BLOCK:
-        side_by_side(one, jobs)
-    else:  # short rows: handing them out costs more than drawing them
-        for job in jobs:
-            one(job)
+    scales = None if scale is None else np.ascontiguousarray(scale.detach().cpu().float().numpy())
+    normals.fill(out.detach().numpy(), np.stack(keys), scales)
     return out
 
 
@@ -242,22 +199,16 @@ class Keyed:
         self._ahead = {one: self.batches(*one) for one in draws}
 
     def normal(self, turns: list[Turn], what: str, step: int, out: Tensor, scale: Tensor | None = None) -> Tensor:
-        """Standard normals; on a CUDA device drawn there, in one kernel (Philox, a 64-bit key a row).
+        """Standard normals (``normals.fill``); on a CUDA device drawn there, in one kernel (a 64-bit key a row).
 
-        Guarantees: block k of a row is Philox with the row's key and a counter from k·2¹²⁸: a draw depends on its key
-        and column alone, and no two blocks overlap.
+        Guarantees: a draw depends on its row's key and its column alone.
         """
         if out.device.type == "cuda" and out.dtype == torch.float32 and out.is_contiguous():
             from sordino.privacy import noise_cuda  # needs triton, which comes with CUDA builds of torch only
 
             keys = self.keys_on(turns, what, out.device)
             return noise_cuda.fill(out, keys, step, None if scale is None else scale.to(out))
-        keys_of = [self._key(turn, what, "noise", step) for turn in turns]
-
-        def stream(row: int, block: int) -> np.random.Generator:
-            return np.random.Generator(np.random.Philox(key=keys_of[row], counter=block << 128))
-
-        return _pour(out, stream, scale)
+        return _pour(out, [self._key(turn, what, "noise", step) for turn in turns], scale)
 
     def normal_by(self, keys: Tensor, step: Tensor, out: Tensor, scale: Tensor) -> Tensor:
         """Add scale·N(0, 1), on a CUDA device, from streams whose keys and step lie there: the draws of ``normal``."""
