@@ -38,6 +38,15 @@ def test_dp_fedavg_equals_a_plain_record_by_record_loop(digits, steps):
     assert plain_loop.close(done.weights, expected) < 1e-5
 
 
+@pytest.mark.parametrize("method", ["dp-fedavg", "robust-hdp", "fedfdp", "adaptdp", "power-of-choice", "dp-scaffold"])
+def test_how_often_somebody_looks_changes_no_bit_of_a_run(digits, method):
+    often, once = (sd.train(digits, "logistic", method, rounds=4, evaluate=pace, **SETTINGS) for pace in (1, 4))
+    assert torch.equal(often.weights, once.weights)
+    assert often.metrics[-1]["loss"] == once.metrics[-1]["loss"]
+    assert once.metrics[0]["loss"] is None
+    assert often.privacy == once.privacy
+
+
 def test_chunking_does_not_change_the_weights(digits, monkeypatch):
     whole = sd.train(digits, "logistic", rounds=2, **SETTINGS)
     monkeypatch.setattr(simulation, "CHUNK_BYTES", 1)

@@ -152,10 +152,13 @@ class Prepared:
     def key(self) -> str:
         """What the run's random streams are keyed by: the seed, everything that shapes a release, and what parts are.
 
-        Parts count by their factories and options, or by their code, so that two of one name draw differently.
+        Parts count by their factories and options, or by their code, so that two of one name draw differently. How
+        often somebody looks (``training.evaluate``) shapes nothing.
         """
-        told = [self.study, self.seed] if self.first_keys else [self.study, self.seed, self.rules]
-        return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()
+        if self.first_keys:
+            return _hash([self.study, self.seed])
+        training = {name: value for name, value in self.study["training"].items() if name != "evaluate"}
+        return _hash([{**self.study, "training": training}, self.seed, self.rules])
 
     @cached_property
     def rules(self) -> dict[str, str]:
@@ -164,8 +167,8 @@ class Prepared:
 
     @property
     def kept_as(self) -> str:
-        """What a run's state is found by after a crash: its key, and what its rules are."""
-        return hashlib.sha256(json.dumps([self.key, self.rules], sort_keys=True).encode()).hexdigest()
+        """What a run's state is found by after a crash: its study, seed and rules, looks and all."""
+        return _hash([self.study, self.seed, self.rules])
 
     @cached_property
     def kinship(self) -> tuple[str, ...]:
@@ -178,3 +181,7 @@ class Prepared:
     def stackable(self) -> bool:
         """Whether the run can share a stack: not with one record at a time, nor with records that stay on disk."""
         return not self.plan.training.exact_noise and pages_of(self.clients.x) is None
+
+
+def _hash(told: list[Any]) -> str:
+    return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()
