@@ -177,9 +177,10 @@ def figures(text):
 
 
 def says(shown, value):
-    """Whether a text has this number, rounded (some ε are rounded up), as it is or in per cent."""
+    """Whether a text has this number, rounded (some ε are rounded up, some numbers to 0), as it is or in per cent."""
     return any(
         abs(seen - times * value) <= max(0.005 * abs(value), 2 * half if half <= 0.15 * abs(times * value) else 1e-9)
+        or (seen == 0 and abs(times * value) <= half)
         for times in (1.0, 100.0)
         for seen, half in shown
     )

@@ -88,14 +88,14 @@ def sd_tensor(record):
 
 
 def test_the_estimate_lies_around_the_truth():
-    """Over seeds, the truth on the held-out records is inside the interval nearly always."""
-    inside = 0
+    """The truth on the held-out records is inside the interval, which allows for their being a sample, too."""
+    found = clients((2.0, 8.0))
     for seed in range(12):
-        found = clients((2.0, 8.0))
         run = sd.train(found, evaluation={"every": 6, "share": 0.4}, seed=seed, **TRAINING)
         (one,) = [row for row in run.result["evaluation"] if row["metric"] == "accuracy"]
-        inside += one["low"] <= run.result["final"]["accuracy"] <= one["high"]
-    assert inside >= 10
+        places = np.concatenate(found.held_out(0.4, seed=seed)[1])
+        right = [int(run.model(sd_tensor(found.x[k])).argmax()) == int(found.y[k]) for k in places]
+        assert one["low"] <= np.mean(right) <= one["high"]
 
 
 @pytest.mark.parametrize(("task", "metrics"), [

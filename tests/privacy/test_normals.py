@@ -5,9 +5,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from sordino import native
 from sordino.privacy import normals
+from sordino.privacy.generators import Keyed, Turn
 
 KEYS = np.array([[1, 2], [0, 0], [2**64 - 1, 2**63]], dtype=np.uint64)
 WIDTHS = [1, 2, 7, 511, 512, 513, normals.PIECE + 1, normals.BLOCK - 1, normals.BLOCK, 2 * normals.BLOCK + 771]
@@ -39,6 +41,13 @@ def test_compiled_loops_have_the_bits_of_the_definition(width, scales):
     assert np.array_equal(filled(width, scales).view(np.int32), filled(width, scales, plainly=True).view(np.int32))
 
 
+@pytest.mark.parametrize("size", [1 << 10, 1 << 15])
+def test_noise_does_not_depend_on_the_size_of_pieces_bit_for_bit(size, monkeypatch):
+    usual = filled(150_001, plainly=True)
+    monkeypatch.setattr(normals, "PIECE", size)
+    assert np.array_equal(filled(150_001, plainly=True), usual)
+
+
 def test_every_pair_is_box_and_mullers_of_its_own_word():
     some = np.random.default_rng(0).integers(0, 1 << 64, 20_000, dtype=np.uint64).tolist()
     octants = [(eighth * 2**29 + near) % 2**32 for eighth in range(8) for near in (-1, 0, 1)]
@@ -67,6 +76,12 @@ def test_a_value_comes_from_the_word_of_its_place_in_its_block():
         stream = np.random.Philox(key=KEYS[row], counter=block << 128)
         word = int(stream.random_raw(place // 2 + 1)[-1])
         assert out[row, block * normals.BLOCK + place] == pytest.approx(textbook(word)[place % 2], abs=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (3, 0)])
+def test_nothing_is_drawn_where_nothing_is_asked_for(shape):
+    turns = [Turn(f"client {row}", 1) for row in range(shape[0])]
+    assert Keyed("run").normal(turns, "gradient", 0, torch.empty(shape), torch.ones(shape[0])).shape == shape
 
 
 def test_a_loop_with_other_bits_is_found_and_not_used():

@@ -134,7 +134,7 @@ def _pour(out: Tensor, keys: Sequence[normals.Keys], scale: Tensor | None) -> Te
         drawn = _pour(torch.empty(out.shape), keys, None).to(out.device, out.dtype)
         return out.copy_(drawn) if scale is None else out.addcmul_(drawn, scale.to(out)[:, None])
     scales = None if scale is None else np.ascontiguousarray(scale.detach().cpu().float().numpy())
-    normals.fill(out.detach().numpy(), np.stack(keys), scales)
+    normals.fill(out.detach().numpy(), np.array(keys, dtype=np.uint64).reshape(-1, 2), scales)
     return out
 
 
