@@ -33,37 +33,6 @@ def _spent(results: Results) -> str:
     )
 
 
-def _phase_one(results: Results) -> str:
-    wrong = (
-        "'A tenth of the budget to phase 1' was a tenth of Σ count·q²/z², which is no tenth of ε where a few releases "
-        "with little noise stand beside many."
-    )
-    if "searched" in results["_meta"]:
-        return (
-            f"{wrong} On T2 nearly all of ε went to phase 1. All runs were made again: shares are measured with the "
-            "accountant (`calibrate.shares`), and values searched alike for all methods, on records that no table "
-            "reports."
-        )
-    runs = [r for r in results["runs"] if r["seed"] == 0 and "T2" in (r["column"], r["block"])]
-    pairs: dict[str, dict[str, float]] = {}
-    for run in runs:
-        epsilon = run["block"] if run["block"].startswith("ε") else run["column"].split(", ")[-1]
-        row = run["row"] if run["block"].startswith("ε") else run["column"].split(", ")[0]
-        if row in ("DP-FedAvg", "AdaptDP-FedAvg"):
-            pairs.setdefault(epsilon, {})[row] = run["privacy"]["most_noise"]
-    told = "; ".join(
-        f"{epsilon}: z = {both['AdaptDP-FedAvg']:.2f} against {both['DP-FedAvg']:.2f}"
-        for epsilon, both in pairs.items()
-        if len(both) == 2
-    )
-    where = f" On T2 nearly all of ε went to phase 1, and the gradients got {told} for DP-FedAvg." if told else ""
-    return (
-        f"{wrong}{where} The experiment now measures shares with the accountant "
-        "(`calibrate.shares`), which gives T2's gradients a z within 3.1 % of DP-FedAvg's. Until then T2's losses "
-        "say nothing about the method."
-    )
-
-
 def _replace_one(results: Results) -> str:
     most: dict[str, float] = {}
     for run in results["runs"]:
@@ -111,36 +80,33 @@ def _dynamics(results: Results) -> str:
     )
 
 
-def _rates(results: Results) -> str:
-    if "searched" in results["_meta"]:
-        return (
-            "All runs were made again. In the page's former runs unbiased selection with tight noise had the wrong "
-            "learning rate, chosen from four by the images that the table reports; privacy-aware selection's lead was "
-            "smaller than that page said."
-        )
-    return (
-        "Unbiased selection with tight noise has the wrong learning rate here: at s = 30, with the rate that "
-        "[selection](selection.md) chose, it has more (see there), and privacy-aware selection's lead is smaller than "
-        "these numbers say. Values are now searched alike for all rules, on records that no table reports."
-    )
-
-
-def _curves(results: Results) -> str:
-    if "searched" in results["_meta"]:
-        return (
-            "All runs were made again. They are Table 2's to the last bit, looked at more often: how often somebody "
-            "looks no longer changes what a run draws, for which this page and Table 2 once disagreed."
-        )
-    return (
-        "These are Table 2's settings made once more, with other noise, to look at them often; the page judged them by "
-        "themselves and disagreed with Table 2. Verdicts are Table 2's alone."
-    )
-
-
-_PHASE, _OTHER = (_phase_one, True), (_replace_one, False)
+_PHASE = (
+    _says(
+        "All runs were made again. 'A tenth of the budget to phase 1' was a tenth of Σ count·q²/z², which is no tenth"
+        " of ε where a few releases with little noise stand beside many: on T2 nearly all of ε went to phase 1, and "
+        "what was lost there said nothing about the method. Shares are now measured with the accountant "
+        "(`calibrate.shares`)."
+    ),
+    False,
+)
+_CURVES = (
+    _says(
+        "All runs were made again. They are Table 2's to the last bit, looked at more often: how often somebody looks"
+        " no longer changes what a run draws, for which this page and Table 2 once disagreed."
+    ),
+    False,
+)
+_RATE = (
+    _says(
+        "All runs were made again. In the page's former runs unbiased selection with tight noise had the wrong "
+        "learning rate, chosen from four by the images that the table reports; privacy-aware selection's lead was "
+        "smaller than that page said."
+    ),
+    False,
+)
+_OTHER = (_replace_one, False)
 _CELLS = (_same_cells, False)
 _ALI = (_spent, True)
-_RATE = (_rates, True)
 NOTES: dict[str, tuple[tuple[Note, bool], ...]] = {
     "selection/table3": (_RATE,),
     "selection/table4": (_RATE,),
@@ -185,7 +151,7 @@ NOTES: dict[str, tuple[tuple[Note, bool], ...]] = {
     ),
     "adaptdp/table5": (_OTHER,),
     "adaptdp/figure1": (
-        (_curves, False),
+        _CURVES,
         _OTHER,
     ),
     "adaptdp/figure2": (_OTHER,),

@@ -224,6 +224,7 @@ class Experiment:
     lines: lines of Markdown in the place of plain grids, made of results.json and nothing else.
     compute: for what needs no training: called with whether it is to be quick, gives the entries.
     seeds: how many seeds the table takes by default; the blocks in ``once``, which no paper has, take one.
+    screened: values are screened at one in so many of the rounds (``papers.search``).
     claim: two rows, the first above the second according to the paper: a quick version says whether that shows.
     differs: what differs from the paper, and why.
     formerly: the same for pages in docs/results whose runs were made before values were searched as they are now.
@@ -242,6 +243,7 @@ class Experiment:
     choose: Measure | None = None
     seeds: int = 1
     once: tuple[str, ...] = ()
+    screened: int = 4
     formerly: tuple[str, ...] = ()
     claim: tuple[str, str] | None = None
     quick: Quick = Quick()

@@ -1,7 +1,7 @@
 """How values that a paper does not give are searched: one budget for all methods, on records that no table reports.
 
 1. *Screen.* Every combination of the values to begin with, eight in most tables, at a quarter of the rounds on one
-   tuning seed.
+   tuning seed; at all rounds in tables where a quarter says little of the whole (``Experiment.screened``).
 2. *Outwards.* While the best setting has a value at the edge of those tried, the next value in that direction is tried
    too (as far from the edge as its neighbour is, in ratio), the other values staying: at most ``BEYOND`` settings more.
 3. *Finals.* The two best, at all rounds, on three tuning seeds. Short runs like longer steps than long ones do, so the
@@ -29,14 +29,18 @@ SHARE, FINALISTS, BEYOND, FOLLOWED = 4, 2, 6, 2
 """A quarter of the rounds; two finalists; at most so many settings outside of those to begin with, and so many more
 finalists."""
 
-PROTOCOL = (
-    "Values that the paper does not give are searched for all methods alike: the settings to begin with at a quarter "
-    f"of the rounds on seed {SCREENED_ON}, then at most {BEYOND} more, outwards while the best is at an edge of what "
-    f"was tried, then the two best at all rounds on seeds {', '.join(map(str, TUNING_SEEDS))}, and at most {FOLLOWED} "
-    "more on the better one's side. Judged by a tenth of every client's training records, which no seed of the table "
-    "tests on; results.json has every searched run."
-)
-"""What a page says about it."""
+
+def protocol(share: int) -> str:
+    """What a page says about it; ``share``: screening takes one in so many of the rounds."""
+    long = "all rounds" if share == 1 else "a quarter of the rounds" if share == SHARE else f"1/{share} of the rounds"
+    return (
+        f"Values that the paper does not give are searched for all methods alike: the settings to begin with at {long} "
+        f"on seed {SCREENED_ON}, then at most {BEYOND} more, outwards while the best is at an edge of what was tried, "
+        f"then the two best at all rounds on seeds {', '.join(map(str, TUNING_SEEDS))}, and at most {FOLLOWED} more on "
+        "the better one's side. Judged by a tenth of every client's training records, which no seed of the table tests "
+        "on; results.json has every searched run."
+    )
+
 
 Values = dict[str, Any]
 Read = Callable[[Cell], Mapping[str, Any] | None]
@@ -71,18 +75,18 @@ def searches(experiment: Experiment, cells: Sequence[Cell], read: Read) -> dict[
     found: dict[Place, Search] = {}
     for cell in cells:
         if cell.search and cell.place not in found:
-            found[cell.place] = searched(cell, measure, read)
+            found[cell.place] = searched(cell, measure, read, experiment.screened)
     return found
 
 
-def searched(cell: Cell, measure: Measure, read: Read) -> Search:
-    """The search for one cell, worked out from the runs that are finished."""
+def searched(cell: Cell, measure: Measure, read: Read, share: int = SHARE) -> Search:
+    """The search for one cell, worked out from the runs that are finished; one in ``share`` rounds to screen by."""
     found = Search()
     scores: list[tuple[Values, float]] = []
 
     def screen(stage: str, settings: Sequence[Values]) -> bool:
         for values in settings:
-            score = _score(found, stage, screening(cell, values), measure, read)
+            score = _score(found, stage, screening(cell, values, share), measure, read)
             if score is not None:
                 scores.append((values, score))
         return not found.missing
@@ -128,13 +132,13 @@ def _score(found: Search, stage: str, run: Cell, measure: Measure, read: Read) -
     return float(value) if measure.more_is_better else -float(value)
 
 
-def screening(cell: Cell, values: Values) -> Cell:
-    """The run that a setting is screened by: a quarter of the rounds, each with the noise that so few need."""
+def screening(cell: Cell, values: Values, share: int = SHARE) -> Cell:
+    """The run that a setting is screened by: one in ``share`` rounds, each with the noise that so few need."""
     run = final(cell, values, SCREENED_ON)
     rounds = run.training.get("rounds")
-    if not isinstance(rounds, int):  # it sets them itself
+    if share == 1 or not isinstance(rounds, int):  # not an int: it sets them itself
         return run
-    return replace(run, training={**run.training, "rounds": max(1, round(rounds / SHARE))})
+    return replace(run, training={**run.training, "rounds": max(1, round(rounds / share))})
 
 
 def final(cell: Cell, values: Values, seed: int) -> Cell:

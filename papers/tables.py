@@ -13,7 +13,7 @@ from rich.text import Text
 
 from papers import changes
 from papers.experiment import Cell, Entry, Experiment, Measure, Place
-from papers.search import PROTOCOL
+from papers.search import protocol
 from papers.store import Store
 from sordino.study.show import Sheet
 
@@ -148,7 +148,7 @@ def differences(experiment: Experiment, about: Mapping[str, Any]) -> list[str]:
     """What differs from the paper: sentences of the code, those that fit how the page's values were searched."""
     if about["date"] < changes.DATE or (about.get("tuning") and "searched" not in about):
         return [*(experiment.formerly or experiment.differs), *about["notes"]]
-    return [*experiment.differs, *([PROTOCOL] if about.get("tuning") else []), *about["notes"]]
+    return [*experiment.differs, *([protocol(experiment.screened)] if about.get("tuning") else []), *about["notes"]]
 
 
 def direction(experiment: Experiment, entries: Sequence[Entry], about: Mapping[str, Any]) -> list[str]:
