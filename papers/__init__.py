@@ -201,6 +201,7 @@ def _collected(begun: Reproduction, planned: tuple[Cell, ...], store: Store, wor
         "trained": len(finished),
         "tuning": len(chose),
         "searched": len(found),
+        "screened": experiment.screened,
         "seeds": sorted({cell.seed for cell, _ in shown}),
         "seconds": begun.about["seconds"] + sum(one["seconds"] for one in finished),
         "hardware": _words(one["hardware"] for one in finished) or begun.about["hardware"],

@@ -12,7 +12,16 @@ from pathlib import Path
 
 import numpy as np
 
-from papers import accuracy_ingredients, accuracy_page, changes, fedfdp_cells, leaderboard, selection_page, verdicts
+from papers import (
+    accuracy_ingredients,
+    accuracy_page,
+    changes,
+    fedfdp_cells,
+    leaderboard,
+    selection_page,
+    tables,
+    verdicts,
+)
 from papers import accuracy_published as default
 from papers.claims import CLAIMS
 from papers.known import aware, measured, results, says, seeds_of
@@ -111,6 +120,8 @@ def awaiting_lines() -> list[str]:
         about, reasons = content["_meta"], []
         if about["date"] < changes.DATE and any(waits for _, waits in changes.NOTES.get(experiment.name, ())):
             reasons.append("a fault was repaired after its runs (what changed is on the page)")
+        if about.get("searched") and not tables.searched_as_now(experiment, about):
+            reasons.append("its values were screened at a quarter of the rounds, and T was not searched")
         if about["left"]:
             reasons.append(f"{about['left']} of {about['runs']} runs are still to be made")
         if about["trained"] and about["seeds"] == [0]:

@@ -124,7 +124,7 @@ def _score(found: Search, stage: str, run: Cell, measure: Measure, read: Read) -
         return None
     value = known["final"].get(measure.key)
     trial = {"id": run.id, "stage": stage, "values": dict(run.chosen), "seed": run.seed}
-    trial |= {"rounds": run.training.get("rounds"), "seconds": known["seconds"], measure.key: value}
+    trial |= {"rounds": run.settled.training.get("rounds"), "seconds": known["seconds"], measure.key: value}
     found.trials.append(trial)
     found.made[run.id] = known
     if value is None:

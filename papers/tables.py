@@ -13,7 +13,7 @@ from rich.text import Text
 
 from papers import changes
 from papers.experiment import Cell, Entry, Experiment, Measure, Place
-from papers.search import protocol
+from papers.search import SHARE, protocol
 from papers.store import Store
 from sordino.study.show import Sheet
 
@@ -146,9 +146,14 @@ def conclusions(experiment: Experiment, entries: Sequence[Entry], about: Mapping
 
 def differences(experiment: Experiment, about: Mapping[str, Any]) -> list[str]:
     """What differs from the paper: sentences of the code, those that fit how the page's values were searched."""
-    if about["date"] < changes.DATE or (about.get("tuning") and "searched" not in about):
+    if about["date"] < changes.DATE or (about.get("tuning") and not searched_as_now(experiment, about)):
         return [*(experiment.formerly or experiment.differs), *about["notes"]]
     return [*experiment.differs, *([protocol(experiment.screened)] if about.get("tuning") else []), *about["notes"]]
+
+
+def searched_as_now(experiment: Experiment, about: Mapping[str, Any]) -> bool:
+    """Whether a page's values were searched as the experiment says now."""
+    return "searched" in about and bool(about.get("screened", SHARE) == experiment.screened)
 
 
 def direction(experiment: Experiment, entries: Sequence[Entry], about: Mapping[str, Any]) -> list[str]:

@@ -50,6 +50,27 @@ def test_eight_settings_at_a_quarter_then_two_on_three_seeds_at_all_rounds():
     assert (found.chosen, found.at_edge, found.unbracketed) == ({"lr": 0.5}, [], [])
 
 
+def test_where_a_quarter_says_little_settings_are_screened_at_all_rounds():
+    """Long runs like shorter steps: screened by those, the search begins where it ends."""
+    found = searched(cell(lr=RATES), SCORE, world({"lr": 4.0}, {"lr": 0.13}), share=1)
+    assert {one["rounds"] for one in found.trials} == {40}
+    assert at(found, "screen") == [{"lr": rate} for rate in RATES]
+    assert at(found, "final")[:FINALISTS] == [{"lr": 0.12}, {"lr": 0.25}]
+    assert found.chosen == {"lr": 0.12}
+    assert len(found.made) < len(found.trials), "the screened run of a finalist is its first final"
+
+
+def test_the_number_of_rounds_may_be_searched_too_and_outwards():
+    def read(run):
+        training = run.settled.training
+        score = -abs(math.log(training["lr"] / 0.25)) - abs(math.log(training["rounds"] / 15))
+        return {"final": {"score": score}, "seconds": 1.0}
+
+    found = searched(cell(lr=(0.12, 0.25, 0.5), rounds=(80, 40)), SCORE, read, share=1)
+    assert found.chosen == {"lr": 0.25, "rounds": 20}
+    assert {one["values"]["rounds"] for one in found.trials} >= {80, 40, 20, 10}
+
+
 def test_the_better_finalist_is_followed_to_where_long_runs_are_best():
     found = searched(cell(lr=RATES), SCORE, world({"lr": 1.2}, {"lr": 0.4}))
     assert at(found, "final") == [{"lr": 1.0}, {"lr": 2.0}, {"lr": 0.5}, {"lr": 0.25}]
@@ -162,7 +183,7 @@ def test_what_was_searched_is_in_the_results_and_goes_on_after_a_stop(tmp_path, 
         blocks=("ε = 8",), rows=("DP-FedAvg",), columns=("T1",),
         data={"options": {"records": 400}}, training={"rounds": 8, "batch": 50, "clip": 5.0}, grid=2,
     )  # fmt: skip
-    monkeypatch.setitem(EXPERIMENTS, base.name, replace(base, quick=quick))
+    monkeypatch.setitem(EXPERIMENTS, base.name, replace(base, quick=quick, screened=4))
     done = reproduce.run(base.name, tmp_path, quick=True)
     results = json.loads((tmp_path / "results.json").read_text())
     (search,) = results["searches"]
