@@ -326,7 +326,6 @@ EXPERIMENTS = (
         measures=LOSSES,
         published=TABLE_3,
         differs=(*LEVELS, *SAMPLING, *SETTING),
-        formerly=(*LEVELS, *SAMPLING_FORMERLY, *SETTING),
         cells=grid_cells,
         compute=lambda quick: published_places(TABLE_3, quick),
         quick=Quick(blocks=("T3",), columns=tuple(f"{m}, ε = 8" for m in (FIXED, ADAPT)), data=FEW, training=BRIEF),

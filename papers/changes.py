@@ -33,27 +33,6 @@ def _spent(results: Results) -> str:
     )
 
 
-def _phase_one(results: Results) -> str:
-    wrong = (
-        "'A tenth of the budget to phase 1' was a tenth of Σ count·q²/z², which is no tenth of ε where a few releases "
-        "with little noise stand beside many."
-    )
-    pairs: dict[str, dict[str, float]] = {}
-    for run in results["runs"]:
-        if run["block"] == "T2":
-            row, epsilon = run["column"].split(", ")
-            pairs.setdefault(epsilon, {})[row] = run["privacy"]["most_noise"]
-    told = "; ".join(
-        f"{epsilon}: z = {both['AdaptDP-FedAvg']:.2f} against {both['DP-FedAvg']:.2f}"
-        for epsilon, both in pairs.items()
-    )
-    return (
-        f"{wrong} On T2 nearly all of ε went to phase 1, and the gradients got {told} for DP-FedAvg. The experiment "
-        "now measures shares with the accountant (`calibrate.shares`), which gives T2's gradients a z within 3.1 % of "
-        "DP-FedAvg's. Until then T2's losses say nothing about the method."
-    )
-
-
 def _replace_one(results: Results) -> str:
     most: dict[str, float] = {}
     for run in results["runs"]:
@@ -117,20 +96,18 @@ _CURVES = (
     ),
     False,
 )
-_RATE = (
-    _says(
-        "All runs were made again. In the page's former runs unbiased selection with tight noise had the wrong "
-        "learning rate, chosen from four by the images that the table reports; privacy-aware selection's lead was "
-        "smaller than that page said."
-    ),
-    False,
+WRONG_RATE = (
+    "All runs were made again. In the page's former runs unbiased selection with tight noise had the wrong learning "
+    "rate, chosen from four by the images that the table reports"
 )
 _OTHER = (_replace_one, False)
 _CELLS = (_same_cells, False)
 _ALI = (_spent, True)
 NOTES: dict[str, tuple[tuple[Note, bool], ...]] = {
-    "selection/table3": (_RATE,),
-    "selection/table4": (_RATE,),
+    "selection/table3": (
+        (_says(f"{WRONG_RATE}; privacy-aware selection's lead was smaller than that page said."), False),
+    ),
+    "selection/table4": ((_says(f"{WRONG_RATE}."), False),),
     "robust-hdp/table8": (
         (
             _says(
@@ -157,7 +134,7 @@ NOTES: dict[str, tuple[tuple[Note, bool], ...]] = {
     "fedfdp/figure4": ((_says("That η = 1/C and an average of the last models are ours was not said."), False),),
     "fedfdp/figure5": ((_says("That η = 10 and an average of the last models are ours was not said."), False),),
     "adaptdp/table2": (_PHASE, _OTHER),
-    "adaptdp/table3": ((_phase_one, True), _OTHER),
+    "adaptdp/table3": (_PHASE, _OTHER),
     "adaptdp/table4": (
         (
             _says(
