@@ -209,7 +209,7 @@ def edges(found: Mapping[Place, Search]) -> list[str]:
     """What a page says of searches that ended before the best value had worse ones on both sides."""
     said = []
     for key, words in (
-        ("at_edge", "Chosen at the edge of what was tried, all steps outwards used"),
+        ("at_edge", "Chosen at the edge of what was tried, with no step left or taken outwards from there"),
         ("unbracketed", "Chosen outermost of the finalists, no more of them allowed"),
     ):
         named = [

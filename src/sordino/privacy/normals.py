@@ -2,7 +2,7 @@
 
 Box and Muller: √(−2 ln u)·(cos 2πv, sin 2πv), with u and v of 32 bits each from a word of Philox4x64-10. Logarithm,
 sine and cosine are polynomials in float32 whose every product and sum is rounded by itself, so that a draw is the same
-bits with a compiler or without, and on any processor.
+bits with a compiler or without: IEEE's, which no processor is free to round otherwise.
 """
 
 from __future__ import annotations
