@@ -42,6 +42,23 @@ def odd_shapes() -> nn.Module:
     )  # fmt: skip
 
 
+def framed_shapes() -> nn.Module:
+    """On the way back: a stride that leaves a rest, holes, a pool of 4, padding beyond what the kernel reaches."""
+    return nn.Sequential(
+        nn.Conv2d(1, 5, 3, padding=1), nn.ReLU(), nn.Conv2d(5, 17, 4, stride=2, padding=1), nn.Tanh(),
+        nn.Conv2d(17, 4, 2, dilation=2, padding=1), nn.ReLU(), nn.MaxPool2d(4),
+        nn.Conv2d(4, 3, 1, padding=1), nn.Tanh(), nn.Conv2d(3, 2, 3, stride=(2, 1)),
+        nn.Flatten(), nn.Linear(2, CLASSES),
+    )  # fmt: skip
+
+
+def many_seen() -> nn.Module:
+    """A pool after the first layer, whose kernels have too many numbers for one product a window."""
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 11, padding=5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(4 * 36, CLASSES)
+    )
+
+
 @pytest.fixture
 def interpreted(monkeypatch):
     monkeypatch.setattr(fused, "INTERPRETED", True)
@@ -64,7 +81,8 @@ def graded(model, stacked, params, x, y, mask, factors, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("network", "copies"), [(pooled_pairs, 1), (odd_shapes, 1), (pooled_pairs, 2), (standardised, 2)]
+    ("network", "copies"),
+    [(pooled_pairs, 1), (odd_shapes, 1), (framed_shapes, 1), (many_seen, 1), (pooled_pairs, 2), (standardised, 2)],
 )
 def test_kernels_give_the_losses_norms_and_sums_of_the_engine_without_them(network, copies, monkeypatch):
     torch.manual_seed(0)
@@ -92,7 +110,25 @@ def test_kernels_give_the_losses_norms_and_sums_of_the_engine_without_them(netwo
     assert torch.isfinite(seen_sums).all(), "a record with factor zero is not even read"
 
 
-@pytest.mark.parametrize("network", [pooled_pairs, odd_shapes, standardised])
+def test_an_infinite_input_that_no_output_shows_is_seen_all_the_same(monkeypatch):
+    """Weights below zero make it −∞, which the rectifier makes 0; the gradient has a product of 0 and ∞."""
+    torch.manual_seed(0)
+    model = pooled_pairs()
+    params = torch.cat([p.detach().flatten() for p in model.parameters()]).repeat(ROWS, 1)
+    params[:, : 5 * 9] = -params[:, : 5 * 9].abs()
+    x, y = torch.rand(ROWS, WIDTH, 1, 13, 13), torch.zeros(ROWS, WIDTH, dtype=torch.long)
+    x[1, 1, 0, 3, 3] = float("inf")
+    given = params, x, y, torch.ones(ROWS, WIDTH, dtype=torch.bool), torch.ones(ROWS, WIDTH), monkeypatch
+    losses, norms, _, _ = graded(model, False, *given)
+    seen_losses, seen_norms, sums, _ = graded(model, True, *given)
+    assert torch.isfinite(losses).all(), "the loss does not show it"
+    assert torch.isfinite(seen_losses).all()
+    assert torch.isfinite(norms).sum() == ROWS * WIDTH - 1
+    assert torch.equal(torch.isfinite(norms), torch.isfinite(seen_norms))
+    assert torch.isfinite(sums).all()
+
+
+@pytest.mark.parametrize("network", [pooled_pairs, odd_shapes, framed_shapes, standardised])
 def test_nothing_depends_on_memory_that_nobody_wrote(network, monkeypatch):
     """Kernels leave padding unwritten; torch can fill every new buffer with NaN, to show who reads such memory."""
     torch.manual_seed(0)

@@ -58,7 +58,9 @@ class ConvLayer(Layer):
         weight, bias = self.weight(tape), self.bias(tape)
         saved: Saved = (x4,)
         if tape.stacked and self._fused(x4):
-            out, _ = fused.forward(x4, weight, bias, self.geometry, tape.lengths, tape.mixed)
+            framed = fused.framed(x4, self.geometry, tape.lengths)
+            saved = (x4, framed.images)
+            out, _ = fused.forward(framed, weight, bias, self.geometry, tape.lengths, tape.mixed)
         elif tape.stacked:
             out = self._stacked_forward(x4, weight, bias)
         elif isinstance(self.way, Planes) and self.inputs == 1 and x4.device.type == "cpu":
@@ -75,7 +77,8 @@ class ConvLayer(Layer):
         dy4, x, weight = self._two_axes(dy), saved[0], self.weight(tape)
         if tape.stacked and self._fused(dy4):
             size = (x.shape[2], x.shape[3])
-            dx = fused.input_gradient(dy4, weight, size, self.geometry, tape.lengths, tape.mixed)
+            framed = fused.framed_slopes(dy4, dy4, 1, size, self.geometry, tape.lengths)
+            dx = fused.input_gradient(framed, weight, size, self.geometry, tape.lengths, tape.mixed)
         elif tape.stacked:
             dx = self._stacked_input_gradient(dy4, x, weight)
         else:
@@ -91,7 +94,7 @@ class ConvLayer(Layer):
         return self._own_axes(dx)
 
     def _fused(self, x: Tensor) -> bool:
-        return self.groups == 1 and fused.serves(x)
+        return self.groups == 1 and fused.frames(self.geometry) and fused.serves(x)
 
     def pools(self, x: Tensor, tape: Tape, pool: Geometry) -> bool:
         """Whether a rectified pool of this geometry can be taken in the same kernel."""
@@ -103,25 +106,39 @@ class ConvLayer(Layer):
         """Convolution, the largest of each pool × pool window, rectified; which it was. ``first``: channels first."""
         self._choose(x, tape)
         weight, bias = self.weight(tape), self.bias(tape)
-        out, taken = fused.forward(x, weight, bias, self.geometry, tape.lengths, tape.mixed, pool, first)
-        return out, (x, taken)
+        framed = fused.framed(x, self.geometry, tape.lengths)
+        out, taken = fused.forward(framed, weight, bias, self.geometry, tape.lengths, tape.mixed, pool, first)
+        return out, (x, framed.images, taken)
 
     def backward_pooled(self, dy: Tensor, saved: Saved, tape: Tape, pool: Geometry, further: bool) -> Tensor:
         """Record the layer from the gradient of its pooled output; differentiate its input where asked."""
-        x, taken = saved
-        if not further and "weight" in self.slots and isinstance(self.way, Fused):
-            flat = dy.permute(0, 2, 3, 1).flatten(1, 2)
-            self.way.record_pooled(self.name, x, flat, taken, pool.kernel[0], tape)
-            return dy
-        spread = fused.pooled_back(dy, taken, self.geometry.output(*x.shape[2:]), pool)
-        return self.backward(spread, (x,), tape, further)
+        x, framed, taken = saved
+        if "weight" not in self.slots or not isinstance(self.way, Fused):
+            spread = fused.pooled_back(dy, taken, self.geometry.output(*x.shape[2:]), pool)
+            return self.backward(spread, (x,), tape, further)
+        if further:
+            return self._backward_framed(self.way, dy, taken, pool.kernel[0], (x, framed), tape)
+        self.way.record_pooled(self.name, (x, framed), dy, taken, pool.kernel[0], tape)
+        return dy
 
     def backward(self, dy: Tensor, saved: Saved, tape: Tape, further: bool) -> Tensor:
         """Record the layer beside the pass where that goes on, and differentiate its input."""
-        if not (further and tape.stacked and self._fused(dy)):
+        dy4 = self._two_axes(dy)
+        if not (further and tape.stacked and self._fused(dy4)):
             return super().backward(dy, saved, tape, further)
+        if "weight" in self.slots and isinstance(self.way, Fused):
+            return self._own_axes(self._backward_framed(self.way, dy4, dy4, 1, saved, tape))
         tape.beside(lambda: self.record(dy, saved, tape), dy, *saved)
         return self.input_gradient(dy, saved, tape)
+
+    def _backward_framed(
+        self, way: Fused, dy: Tensor, taken: Tensor, pool: int, saved: Saved, tape: Tape
+    ) -> Tensor:  # fmt: skip
+        """The same from one frame of slopes for both."""
+        size = (saved[0].shape[2], saved[0].shape[3])
+        slopes = fused.framed_slopes(dy, taken, pool, size, self.geometry, tape.lengths)
+        tape.beside(lambda: way.record_framed(self.name, saved, slopes, tape), slopes.images, *saved)
+        return fused.input_gradient(slopes, self.weight(tape), size, self.geometry, tape.lengths, tape.mixed)
 
     def _choose(self, x: Tensor, tape: Tape) -> None:
         here = x.device.type, tape.copies

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
@@ -13,7 +14,6 @@ from torch import Tensor
 
 from sordino.client.gradients.patches import Geometry, Pair
 
-FULL, MIXED = "tf32x3", "tf32"
 POOL_TAPS = 64
 MOST_CLASSES = 1024
 INTERPRETED = False  # tests set it: Triton's interpreter runs the kernels on a CPU
@@ -58,8 +58,8 @@ def _images(n: int, channels: int, size: Pair, like: Tensor) -> Tensor:
 
 
 def _folded(geometry: Geometry) -> dict[str, int]:
-    (kh, kw), (sh, sw), (ph, pw), (dh, dw) = geometry
-    return {"KH": kh, "KW": kw, "SH": sh, "SW": sw, "PH": ph, "PW": pw, "DH": dh, "DW": dw}
+    (kh, kw), (sh, sw), _, (dh, dw) = geometry
+    return {"KH": kh, "KW": kw, "SH": sh, "SW": sw, "DH": dh, "DW": dw}
 
 
 def _triton() -> Any:
@@ -69,94 +69,173 @@ def _triton() -> Any:
     return kernels
 
 
+@dataclass(frozen=True)
+class Frame:
+    """Images in a frame of zeros, ``images[n, tall, broad, channels]``, in which no window of a kernel is cut off.
+
+    An image's (i, j) stands at (top + rows·i, left + columns·j): ``corner`` is (top, left), ``steps`` (rows, columns).
+    """
+
+    images: Tensor
+    corner: Pair = (0, 0)
+    steps: Pair = (1, 1)
+
+    @property
+    def size(self) -> Pair:
+        """Height and width, zeros included."""
+        return self.images.shape[1], self.images.shape[2]
+
+
+def framed(x: Tensor, geometry: Geometry, lengths: Tensor) -> Frame:
+    """The input ``[n, c, h, w]`` of a convolution in as many zeros as it is padded with."""
+    (high, wide), size = geometry.padding, (x.shape[2], x.shape[3])
+    if not (high or wide):
+        return Frame(_last(x))
+    return _frame(x, x, size, 1, (size[0] + 2 * high, size[1] + 2 * wide), geometry.padding, (1, 1), lengths)
+
+
+def framed_slopes(
+    dy: Tensor, taken: Tensor, pool: int, size: Pair, geometry: Geometry, lengths: Tensor
+) -> Frame:  # fmt: skip
+    """The gradient of a convolution's output, so that its input's is a convolution too; its input has this size.
+
+    Strides leave zeros between. With ``pool`` > 1, ``dy[n, c, h, w]`` belongs to the largest of each pool × pool window
+    of the output, and ``taken`` says which that was; with a pool of 1 ``taken`` means nothing.
+    """
+    reach = [hole * (taps - 1) for taps, hole in zip(geometry.kernel, geometry.dilation)]
+    tall, broad = (one + more for one, more in zip(size, reach))
+    top, left = (more - pad for more, pad in zip(reach, geometry.padding))
+    return _frame(dy, taken, geometry.output(*size), pool, (tall, broad), (top, left), geometry.stride, lengths)
+
+
+def frames(geometry: Geometry) -> bool:
+    """Whether the way back of such a convolution is one: it is not padded further than its kernel reaches."""
+    return all(p <= d * (k - 1) for k, p, d in zip(geometry.kernel, geometry.padding, geometry.dilation))
+
+
+def _frame(
+    x: Tensor, taken: Tensor, size: Pair, pool: int, outer: Pair, corner: Pair, steps: Pair, lengths: Tensor
+) -> Frame:
+    n, channels = x.shape[:2]
+    out = _images(n, channels, outer, x)
+    _triton().frame[(n,)](
+        x, taken, out, lengths, n // len(lengths), *x.stride(),
+        HIGH=size[0], WIDE=size[1], CHANNELS=channels, POOL=pool, TALL=outer[0], BROAD=outer[1],
+        TOP=corner[0], LEFT=corner[1], SH=steps[0], SW=steps[1],
+        BLOCK=_power(outer[0] * outer[1] * channels, 128, 2048), num_warps=4,
+    )  # fmt: skip
+    return Frame(out, corner, steps)
+
+
 def forward(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    geometry: Geometry,
-    lengths: Tensor,
-    mixed: bool,
-    pool: int = 1,
-    first: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """The convolution of ``x[n, c, h, w]`` with every row's ``weight[rows, o, c, kh, kw]``, channels last.
+    x: Frame, weight: Tensor, bias: Tensor | None, geometry: Geometry, lengths: Tensor,
+    mixed: bool, pool: int = 1, first: bool = False,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The convolution with every row's ``weight[rows, o, c, kh, kw]``: ``[n, o, h, w]``, channels last.
 
     With ``pool``: the largest of its windows, rectified, and which it was; else the second tensor means nothing.
     ``first``: what was pooled has its channels first.
     """
-    kernels, size = weight.permute(0, 1, 3, 4, 2).contiguous(), geometry.output(*x.shape[2:])
-    how = {"BACK": False, "POOL": pool, "FIRST": first, "PRECISION": MIXED if mixed else FULL}
-    return _convolve(_last(x), kernels, bias, size, geometry, lengths, **how)
+    size = geometry._replace(padding=(0, 0)).output(*x.size)
+    return _convolve(x.images, weight, False, bias, size, geometry, lengths, mixed, pool, first)
 
 
-def input_gradient(dy: Tensor, weight: Tensor, size: Pair, geometry: Geometry, lengths: Tensor, mixed: bool) -> Tensor:
-    """Gradient of the input, ``[n, c, *size]``, from the output's."""
-    kernels = weight.permute(0, 2, 3, 4, 1).contiguous()
-    how = {"BACK": True, "POOL": 1, "FIRST": False, "PRECISION": MIXED if mixed else FULL}
-    return _convolve(_last(dy), kernels, None, size, geometry, lengths, **how)[0]
+def input_gradient(dy: Frame, weight: Tensor, size: Pair, geometry: Geometry, lengths: Tensor, mixed: bool) -> Tensor:
+    """Gradient of the input, ``[n, c, *size]``, from the output's: a convolution with the kernels turned round."""
+    around = geometry._replace(stride=(1, 1))
+    return _convolve(dy.images, weight, True, None, size, around, lengths, mixed, 1, False)[0]
+
+
+def _arranged(weight: Tensor, back: bool, split: bool) -> tuple[Tensor, Tensor]:
+    """The kernels in the order in which they are multiplied, and what TF32 does not hold of them."""
+    weight = weight if weight[0].is_contiguous() else weight.contiguous()
+    (rows, outputs, channels), taps = weight.shape[:3], weight.shape[3] * weight.shape[4]
+    first = weight.new_empty(rows, outputs * channels * taps)
+    rest = torch.empty_like(first) if split else first
+    _triton().arrange[(rows, -(-first.shape[1] // 1024))](
+        weight, first, rest, weight.stride(0),
+        OUTPUTS=outputs, CHANNELS=channels, TAPS=taps, BACK=back, SPLIT=split, BLOCK=1024, num_warps=4,
+    )  # fmt: skip
+    return first, rest
+
+
+FEW = 32
+"""So many numbers of a kernel are multiplied one by one; more of them as matrices."""
 
 
 def _convolve(
-    x: Tensor, kernels: Tensor, bias: Tensor | None, size: Pair, geometry: Geometry, lengths: Tensor, **options: Any
-) -> tuple[Tensor, Tensor]:
-    """``x[n, h, w, c]`` with ``kernels[rows, outputs, kh, kw, c]``; options are the kernel's own."""
-    (rows, outputs), (n, channels), pool = kernels.shape[:2], (x.shape[0], x.shape[3]), options["POOL"]
+    x: Tensor, weight: Tensor, back: bool, bias: Tensor | None, size: Pair, geometry: Geometry, lengths: Tensor,
+    mixed: bool, pool: int, first: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """``x[n, h, w, c]`` in its frame with every row's kernels; ``back``: with these turned round, from o to c."""
+    rows, n, channels = len(weight), len(x), x.shape[3]
+    outputs = weight.shape[2] if back else weight.shape[1]
     out = _images(n, outputs, (size[0] // pool, size[1] // pool), x)
     taken = torch.empty(out.shape, dtype=torch.uint8, device=x.device) if pool > 1 else out
-    width = n // rows
-    depth = channels if channels >= 16 else channels * geometry.taps
-    block_o, block_c = _power(outputs, 16, 64), _power(depth, 16, 32)
-    plain = channels < 16 and depth <= block_c and not options["BACK"]
-    block, warps, stages = (1024 // block_o, 1, 3) if plain else (64, 2, 2) if block_o == 16 else (128, 4, 3)
-    grid = (rows, -(-width * size[0] * size[1] // block), -(-outputs // block_o))
-    _triton().convolve[grid](
-        x, kernels, kernels if bias is None else bias, out, taken, lengths, width,
-        kernels.stride(0), 0 if bias is None else bias.stride(0),
-        HIGH=x.shape[1], WIDE=x.shape[2], CHANNELS=channels, OUT_HIGH=size[0], OUT_WIDE=size[1], OUTPUTS=outputs,
-        **_folded(geometry), BIAS=bias is not None, **options,
-        BLOCK=block, BLOCK_O=block_o, BLOCK_C=block_c, num_warps=warps, num_stages=stages,
-    )  # fmt: skip
-    return (out.view(n, outputs, *out.shape[1:3]) if options["FIRST"] else out.permute(0, 3, 1, 2)), taken
-
-
-def _padded(x: Tensor, geometry: Geometry) -> Tensor:
-    """``[n, c, h, w]`` as contiguous ``[n, h + 2p, w + 2p, c]``, in one kernel."""
-    x, (high, wide) = _last(x), geometry.padding
-    if not (high or wide):
-        return x
-    out = x.new_empty(len(x), x.shape[1] + 2 * high, x.shape[2] + 2 * wide, x.shape[3])
-    _triton().pad[(-(-out.numel() // 1024),)](
-        x, out, out.numel(), HIGH=x.shape[1], WIDE=x.shape[2], CHANNELS=x.shape[3], PH=high, PW=wide, BLOCK=1024
-    )
-    return out
+    width, depth = n // rows, channels * geometry.taps
+    shape = {
+        "HIGH": x.shape[1], "WIDE": x.shape[2], "CHANNELS": channels,
+        "OUT_HIGH": size[0], "OUT_WIDE": size[1], "OUTPUTS": outputs, **_folded(geometry),
+        "BIAS": bias is not None, "POOL": pool, "FIRST": first,
+    }  # fmt: skip
+    shift, bias_row = (x, 0) if bias is None else (bias, bias.stride(0))
+    if depth <= FEW and channels < 16 and pool <= 2 and not back:
+        kernels = weight.permute(0, 3, 4, 2, 1).contiguous()
+        grid = (rows, -(-width * (size[0] // pool) * (size[1] // pool) // 32), -(-outputs // 16))
+        _triton().convolve_few[grid](
+            x, kernels, shift, out, taken, lengths, width, bias_row, **shape, BLOCK=32, BLOCK_O=16, num_warps=2
+        )
+    else:
+        kernels, rest = _arranged(weight, back, not mixed)
+        block_o = _power(outputs, 16, 64)
+        few_registers = {"maxnreg": 128} if x.is_cuda and block_o == 32 else {}  # more programs at a time
+        _triton().convolve[(rows, -(-width * size[0] * size[1] // 128), -(-outputs // block_o))](
+            x, kernels, rest, shift, out, taken, lengths, width, bias_row, **shape, SPLIT=not mixed,
+            BLOCK=128, BLOCK_O=block_o, BLOCK_C=_power(min(channels, depth), 16, 32), num_warps=4, num_stages=3,
+            **few_registers,
+        )  # fmt: skip
+    return (out.view(n, outputs, *out.shape[1:3]) if first else out.permute(0, 3, 1, 2)), taken
 
 
 def record_gradients(
-    x: Tensor, dy: Tensor, taken: Tensor, pool: int, geometry: Geometry, lengths: Tensor,
-    grads: Tensor, shifts: Tensor | None,
-) -> Tensor:  # fmt: skip
+    x: Frame, dy: Frame, size: Pair, geometry: Geometry, lengths: Tensor, grads: Tensor, shifts: Tensor | None
+) -> Tensor:
     """Every record's gradient into ``grads[n, o, taps·c]`` and that of a bias into ``shifts[n, o]``.
 
-    Returns their squared norms in parts, ``[n, parts]``.
-
-    ``dy[n, positions, outputs]`` belongs to the largest of each pool × pool window of the output, ``taken`` says which
-    that was; with a pool of 1 it belongs to the output itself, and ``taken`` means nothing.
+    Returns their squared norms in parts, ``[n, parts]``. The convolution's output has this size.
     """
-    n, channels = x.shape[:2]
-    size = geometry.output(*x.shape[2:])
-    padded, dy = _padded(x, geometry), dy.contiguous()
-    outputs, seen = dy.shape[2], channels * geometry.taps
+    outputs, seen = dy.images.shape[3], x.images.shape[3] * geometry.taps
     block_o, block_k = _power(outputs, 16, 64), _power(seen, 16, 64)
-    blocks = (-(-seen // block_k), -(-outputs // block_o))
-    squares = dy.new_empty(n, blocks[0] * blocks[1])
-    folded = _folded(geometry)
-    del folded["PH"], folded["PW"]
-    _triton().record_gradients[(n, *blocks)](
-        padded, dy, taken, grads, grads if shifts is None else shifts, squares, lengths, n // len(lengths),
-        HIGH=padded.shape[1], WIDE=padded.shape[2], CHANNELS=channels,
-        OUT_HIGH=size[0], OUT_WIDE=size[1], OUTPUTS=outputs, **folded,
-        POOL=pool, BIAS=shifts is not None, PRECISION=FULL, BLOCK=16, BLOCK_O=block_o, BLOCK_K=block_k,
+    squares = grads.new_empty(len(grads), -(-seen // block_k) * -(-outputs // block_o))
+    _triton().record_gradients[(squares.numel(),)](
+        x.images, dy.images, grads, grads if shifts is None else shifts, squares, lengths, len(grads) // len(lengths),
+        HIGH=x.size[0], WIDE=x.size[1], CHANNELS=x.images.shape[3],
+        OUT_HIGH=size[0], OUT_WIDE=size[1], OUTPUTS=outputs, **_folded(geometry),
+        TALL=dy.size[0], BROAD=dy.size[1], TOP=dy.corner[0], LEFT=dy.corner[1],
+        ROW_STEP=dy.steps[0], COLUMN_STEP=dy.steps[1], BIAS=shifts is not None,
+        BLOCK=32 if block_k <= 32 else 16, BLOCK_O=block_o, BLOCK_K=block_k,
         num_warps=1 if block_o * block_k <= 2048 else 2, num_stages=3,
+    )  # fmt: skip
+    return squares
+
+
+FEW_SEEN = 96
+"""Up to so many numbers of a kernel, one product at each window's place is less than all of them on tensor cores."""
+
+
+def pooled_gradients(
+    x: Frame, dy: Tensor, taken: Tensor, pool: int, size: Pair, geometry: Geometry, lengths: Tensor,
+    grads: Tensor, shifts: Tensor | None,
+) -> Tensor:  # fmt: skip
+    """The same where ``dy[n, c, h, w]`` belongs to the largest of each pool × pool window, and ``taken`` says which."""
+    outputs, seen = dy.shape[1], x.images.shape[3] * geometry.taps
+    block_o, block_k = 8, _power(seen, 16, 32)
+    squares = grads.new_empty(len(grads), -(-seen // block_k) * -(-outputs // block_o))
+    _triton().pooled_gradients[(squares.numel(),)](
+        x.images, _last(dy), taken, grads, grads if shifts is None else shifts, squares,
+        lengths, len(grads) // len(lengths), HIGH=x.size[0], WIDE=x.size[1], CHANNELS=x.images.shape[3],
+        OUT_HIGH=size[0], OUT_WIDE=size[1], OUTPUTS=outputs, **_folded(geometry),
+        POOL=pool, BIAS=shifts is not None, BLOCK=4, BLOCK_O=block_o, BLOCK_K=block_k, num_warps=1,
     )  # fmt: skip
     return squares
 
@@ -236,6 +315,10 @@ def cross_entropy(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return losses, slopes
 
 
+def _pooling(geometry: Geometry) -> dict[str, int]:
+    return {**_folded(geometry), "PH": geometry.padding[0], "PW": geometry.padding[1]}
+
+
 def pooled(x: Tensor, geometry: Geometry) -> tuple[Tensor, Tensor]:
     """max(0, ·) and then the largest of each window; ``[n, c, h, w]`` channels last, and the taps that were taken."""
     size = geometry.output(*x.shape[2:])
@@ -243,7 +326,7 @@ def pooled(x: Tensor, geometry: Geometry) -> tuple[Tensor, Tensor]:
     taken = torch.empty(out.shape, dtype=torch.uint8, device=x.device)
     _triton().pool_rectified[(-(-out.numel() // 1024),)](
         _last(x), out, taken, out.numel(), HIGH=x.shape[2], WIDE=x.shape[3], CHANNELS=x.shape[1],
-        OUT_HIGH=size[0], OUT_WIDE=size[1], **_folded(geometry), BLOCK=1024,
+        OUT_HIGH=size[0], OUT_WIDE=size[1], **_pooling(geometry), BLOCK=1024,
     )  # fmt: skip
     return out.permute(0, 3, 1, 2), taken
 
@@ -253,6 +336,6 @@ def pooled_back(dy: Tensor, taken: Tensor, size: Pair, geometry: Geometry) -> Te
     dx, first = _images(dy.shape[0], dy.shape[1], size, dy), dy.is_contiguous()
     _triton().pool_rectified_back[(-(-dx.numel() // 1024),)](
         dy if first else _last(dy), taken, dx, dx.numel(), HIGH=size[0], WIDE=size[1], CHANNELS=dy.shape[1],
-        OUT_HIGH=dy.shape[2], OUT_WIDE=dy.shape[3], **_folded(geometry), FIRST=first, BLOCK=1024,
+        OUT_HIGH=dy.shape[2], OUT_WIDE=dy.shape[3], **_pooling(geometry), FIRST=first, BLOCK=1024,
     )  # fmt: skip
     return dx.permute(0, 3, 1, 2)

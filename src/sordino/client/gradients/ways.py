@@ -151,15 +151,36 @@ class Fused(Way):
 
     def record(self, layer: str, saved: Saved, dy: Tensor, tape: Tape) -> None:
         """Per-record gradients, those of a bias with them, and their squared norms."""
-        self.record_pooled(layer, saved[0], dy, dy, 1, tape)
+        slopes = dy.unflatten(1, self.geometry.output(*saved[0].shape[2:])).contiguous()
+        self.record_framed(layer, saved, fused.Frame(slopes), tape)
 
-    def record_pooled(self, layer: str, x: Tensor, dy: Tensor, taken: Tensor, pool: int, tape: Tape) -> None:
-        """The same where dy belongs to the largest of each of the output's windows, and ``taken`` says which."""
-        outputs, seen = dy.shape[2], x.shape[1] * self.geometry.taps
-        grads = tape.room(layer, "grads", (outputs, seen), dy)
+    def record_framed(self, layer: str, saved: Saved, dy: fused.Frame, tape: Tape) -> None:
+        """The same from dy in a frame."""
+        given = self._given(layer, saved, dy.images, tape)
+        tape.note(Length(fused.record_gradients(self._framed(saved, tape), dy, *given)))
+
+    def record_pooled(self, layer: str, saved: Saved, dy: Tensor, taken: Tensor, pool: int, tape: Tape) -> None:
+        """The same where ``dy[n, c, h, w]`` belongs to the largest of the output's windows; ``taken`` says which."""
+        if saved[0].shape[1] * self.geometry.taps <= fused.FEW_SEEN:
+            given = self._given(layer, saved, dy.movedim(1, -1), tape)
+            tape.note(Length(fused.pooled_gradients(self._framed(saved, tape), dy, taken, pool, *given)))
+        else:
+            size = (saved[0].shape[2], saved[0].shape[3])
+            slopes = fused.framed_slopes(dy, taken, pool, size, self.geometry, tape.lengths)
+            self.record_framed(layer, saved, slopes, tape)
+
+    def _framed(self, saved: Saved, tape: Tape) -> fused.Frame:
+        """The input in its frame, which the forward pass may have left."""
+        return fused.Frame(saved[1]) if len(saved) > 1 else fused.framed(saved[0], self.geometry, tape.lengths)
+
+    def _given(
+        self, layer: str, saved: Saved, dy: Tensor, tape: Tape
+    ) -> tuple[tuple[int, int], Geometry, Tensor, Tensor, Tensor | None]:
+        """The output's size and how kernels lie, who is real, and where gradients go; ``dy[…, o]``."""
+        outputs, size = dy.shape[-1], self.geometry.output(*saved[0].shape[2:])
+        grads = tape.room(layer, "grads", (outputs, saved[0].shape[1] * self.geometry.taps), dy)
         shifts = tape.room(layer, "bias", (outputs,), dy) if self.bias else None
-        squares = fused.record_gradients(x, dy, taken, pool, self.geometry, tape.lengths, grads, shifts)
-        tape.note(Length(squares))
+        return size, self.geometry, tape.lengths, grads, shifts
 
     def pull(self, factors: Tensor, held: Held, segments: Segments, out: Tensor, slot: Slot) -> None:
         """Weighted sum of the held gradients, put in the parameter's order."""
