@@ -55,13 +55,14 @@ class Running:
     """The next round of a simulation that goes on, and on from the start when its plan is done.
 
     Its ledger is that of a run without a folder: a charge survives a killed process, not a loss of power.
+    ``mixed``: a GPU may compute activations in TF32.
     """
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: Task, mixed: bool = False) -> None:
         model = copy.deepcopy(task.model)
         plan = plan_of(task.work, sum(p.numel() for p in model.parameters()), rounds=RUNNING)
         self._task, self._records = replace(task, plan=plan), Records(task.x, task.y)
-        engine = gradients.build(model, "cross-entropy")
+        engine = gradients.build(model, "cross-entropy", mixed=mixed)
         self._ready = _ready(self._task, model, engine, self._records, _own(task), None)
         self._open = ExitStack()
         self._rounds: Iterator[Checkpoint] = iter(())

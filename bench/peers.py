@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -123,6 +124,7 @@ def _add(total: list[torch.Tensor], local: nn.Module, first: nn.Module) -> None:
 PEERS: dict[str, Callable[[Task], Round]] = {
     "sordino": sordino,
     "sordino-running": Running,
+    "sordino-mixed": partial(Running, mixed=True),
     "persons": persons,
     "plain": plain,
     "plain-channels-last": plain_channels_last,

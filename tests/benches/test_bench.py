@@ -20,7 +20,7 @@ def tiny(monkeypatch):
 
 
 def test_the_figures_have_the_documented_shape(tiny):
-    peers = ["plain-channels-last", "opacus", "ghost", "vmap", "vmap-stacked", "sordino-running"]
+    peers = ["plain-channels-last", "opacus", "ghost", "vmap", "vmap-stacked", "sordino-running", "sordino-mixed"]
     found = benchmark.bench(["tiny"], peers, repeats=2, memory=False, show=id)
     row = found["tiny"]
     assert set(found) == {"tiny", "_meta"}
