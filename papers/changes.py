@@ -141,7 +141,7 @@ NOTES: dict[str, tuple[tuple[Note, bool], ...]] = {
                 "The paper sets 'the number of training samples per client to n_train = 3000, 6000, 9000' for P = 2, "
                 "4, 6. This table reads them as totals, 1500 a client, without having said so: n_train is the total in "
                 "the rest of the paper, and its column P = 2 repeats Table 2's numbers, which are of 3000 in all. The "
-                "sentence's own reading is now a block of its own, which has not been run."
+                "sentence's own reading is now a block of its own."
             ),
             False,
         ),

@@ -36,7 +36,7 @@ def test_the_figures_have_the_documented_shape(tiny):
         "precision": "float32",
         "deterministic": True,
     }
-    assert benchmark.comparison(found).row_count == 8
+    assert benchmark.comparison(found).row_count == 9
 
 
 def test_plain_takes_the_very_batches_that_sordino_draws(tiny, monkeypatch):

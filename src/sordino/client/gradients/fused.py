@@ -69,6 +69,12 @@ def _triton() -> Any:
     return kernels
 
 
+def _convolving() -> Any:
+    from sordino.client.gradients import convolving
+
+    return convolving
+
+
 @dataclass(frozen=True)
 class Frame:
     """Images in a frame of zeros, ``images[n, tall, broad, channels]``, in which no window of a kernel is cut off.
@@ -118,7 +124,7 @@ def _frame(
 ) -> Frame:
     n, channels = x.shape[:2]
     out = _images(n, channels, outer, x)
-    _triton().frame[(n,)](
+    _convolving().frame[(n,)](
         x, taken, out, lengths, n // len(lengths), *x.stride(),
         HIGH=size[0], WIDE=size[1], CHANNELS=channels, POOL=pool, TALL=outer[0], BROAD=outer[1],
         TOP=corner[0], LEFT=corner[1], SH=steps[0], SW=steps[1],
@@ -152,7 +158,7 @@ def _arranged(weight: Tensor, back: bool, split: bool) -> tuple[Tensor, Tensor]:
     (rows, outputs, channels), taps = weight.shape[:3], weight.shape[3] * weight.shape[4]
     first = weight.new_empty(rows, outputs * channels * taps)
     rest = torch.empty_like(first) if split else first
-    _triton().arrange[(rows, -(-first.shape[1] // 1024))](
+    _convolving().arrange[(rows, -(-first.shape[1] // 1024))](
         weight, first, rest, weight.stride(0),
         OUTPUTS=outputs, CHANNELS=channels, TAPS=taps, BACK=back, SPLIT=split, BLOCK=1024, num_warps=4,
     )  # fmt: skip
@@ -182,14 +188,14 @@ def _convolve(
     if depth <= FEW and channels < 16 and pool <= 2 and not back:
         kernels = weight.permute(0, 3, 4, 2, 1).contiguous()
         grid = (rows, -(-width * (size[0] // pool) * (size[1] // pool) // 32), -(-outputs // 16))
-        _triton().convolve_few[grid](
+        _convolving().convolve_few[grid](
             x, kernels, shift, out, taken, lengths, width, bias_row, **shape, BLOCK=32, BLOCK_O=16, num_warps=2
         )
     else:
         kernels, rest = _arranged(weight, back, not mixed)
         block_o = _power(outputs, 16, 64)
         few_registers = {"maxnreg": 128} if x.is_cuda and block_o == 32 else {}  # more programs at a time
-        _triton().convolve[(rows, -(-width * size[0] * size[1] // 128), -(-outputs // block_o))](
+        _convolving().convolve[(rows, -(-width * size[0] * size[1] // 128), -(-outputs // block_o))](
             x, kernels, rest, shift, out, taken, lengths, width, bias_row, **shape, SPLIT=not mixed,
             BLOCK=128, BLOCK_O=block_o, BLOCK_C=_power(min(channels, depth), 16, 32), num_warps=4, num_stages=3,
             **few_registers,
@@ -207,7 +213,7 @@ def record_gradients(
     outputs, seen = dy.images.shape[3], x.images.shape[3] * geometry.taps
     block_o, block_k = _power(outputs, 16, 64), _power(seen, 16, 64)
     squares = grads.new_empty(len(grads), -(-seen // block_k) * -(-outputs // block_o))
-    _triton().record_gradients[(squares.numel(),)](
+    _convolving().record_gradients[(squares.numel(),)](
         x.images, dy.images, grads, grads if shifts is None else shifts, squares, lengths, len(grads) // len(lengths),
         HIGH=x.size[0], WIDE=x.size[1], CHANNELS=x.images.shape[3],
         OUT_HIGH=size[0], OUT_WIDE=size[1], OUTPUTS=outputs, **_folded(geometry),
@@ -231,7 +237,7 @@ def pooled_gradients(
     outputs, seen = dy.shape[1], x.images.shape[3] * geometry.taps
     block_o, block_k = 8, _power(seen, 16, 32)
     squares = grads.new_empty(len(grads), -(-seen // block_k) * -(-outputs // block_o))
-    _triton().pooled_gradients[(squares.numel(),)](
+    _convolving().pooled_gradients[(squares.numel(),)](
         x.images, _last(dy), taken, grads, grads if shifts is None else shifts, squares,
         lengths, len(grads) // len(lengths), HIGH=x.size[0], WIDE=x.size[1], CHANNELS=x.images.shape[3],
         OUT_HIGH=size[0], OUT_WIDE=size[1], OUTPUTS=outputs, **_folded(geometry),
