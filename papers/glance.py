@@ -84,9 +84,6 @@ def default_lines(link: str, shared: bool) -> list[str]:
     ]
 
 
-SHORT = "; values of III were screened in runs too short for the weaker rules, unbiased among them"
-
-
 def selection_lines(link: str) -> list[str]:
     """Privacy-aware selection and ``auto`` on its federations, for README."""
     mnist, fashion = (aware(n, AS_PUBLISHED) for n in (3, 4))
@@ -96,11 +93,10 @@ def selection_lines(link: str) -> list[str]:
         if row is None:
             raise LookupError(f"auto has no row on {board.title}")
         parts.append(f"{row.mean:.1f} on {data} ({says(row.lead, 'the best printed')}, {seeds_of(row.lead)})")
-    short = "" if results("selection/table3")["_meta"].get("screened") == 1 else SHORT
     return [
         f"With the published noise privacy-aware selection is {says(mnist, 'unbiased')} on "
         f"MNIST and {says(fashion, 'unbiased')} on Fashion-MNIST ({seeds_of(mnist)}; [III]({link}selection-table3.md), "
-        f"[IV]({link}selection-table4.md){short}). On the same federations `auto` has {' and '.join(parts)}: "
+        f"[IV]({link}selection-table4.md)). On the same federations `auto` has {' and '.join(parts)}: "
         f"[leaderboard]({link}index.md#leaderboard)."
     ]
 

@@ -9,7 +9,6 @@ import numpy as np
 
 from papers import verdicts
 from papers.experiment import CENTRAL, Cell, Entry, Experiment, Measure, Place, Quick
-from papers.search import protocol
 from sordino.data.partitions import generator
 from sordino.server import select
 
@@ -50,15 +49,6 @@ CIFAR = (
     "The paper gives neither T nor K, C, η of Problem 1 nor learning rates. Here T = 200, K = 1, C = 1, η follows "
     "the documented default 2·D·√T·L; the learning rate is searched for every rule, noise and distribution of budgets "
     "at s = 30 and b = 128, from eight values (0.03 to 4)."
-)
-TABLE_3_FORMERLY = (
-    "The paper gives neither T nor K, C, η of Problem 1 nor learning rates. Here T = 120, K = 1, C = 1, η follows the "
-    "documented default 2·D·√T·L; the learning rate is searched for every rule, noise and distribution of budgets at "
-    "s = 30 and b = 128, from eight values (0.03 to 4).",
-    "T was not searched: 120 is what an earlier search, by test images, chose over 60 for privacy-aware selection, and "
-    "60 what it chose for biased selection and for unbiased with the published noise. That may favour privacy-aware.",
-    "A quarter of the rounds, by which values were screened, leaves the weaker rules near chance: their finalists were "
-    "nearly drawn by lot.",
 )
 FORMERLY = (
     "The paper gives neither T nor K, C, η of Problem 1 nor learning rates. Here K = 1, C = 1, η follows the "
@@ -149,7 +139,6 @@ def _table(number: int, data: str, shown: str, published: Mapping[str, Sequence[
         measures=(CENTRAL,),
         published=_published(published),
         differs=(NOT_GIVEN, NET, HONEST),
-        formerly=(*TABLE_3_FORMERLY, NET, HONEST, protocol(4)) if number == 3 else (),
         cells=lambda: _cells(data, "tramer-mnist", _similarities(UNIFORM), SEARCH),
         seeds=5,
         screened=1,
