@@ -128,6 +128,18 @@ def test_an_infinite_input_that_no_output_shows_is_seen_all_the_same(monkeypatch
     assert torch.isfinite(sums).all()
 
 
+def test_rows_too_long_for_32_bits_give_the_same(monkeypatch):
+    torch.manual_seed(0)
+    model = pooled_pairs()
+    params = torch.cat([p.detach().flatten() for p in model.parameters()]) + 0.05 * torch.randn(ROWS, 1)
+    x, y = torch.randn(ROWS, WIDTH, 1, 13, 13), torch.zeros(ROWS, WIDTH, dtype=torch.long)
+    given = params, x, y, torch.ones(ROWS, WIDTH, dtype=torch.bool), torch.ones(ROWS, WIDTH), monkeypatch
+    plain = graded(model, True, *given)
+    monkeypatch.setattr(fused, "MOST_COUNTED", 1)
+    for one, other in zip(plain[:3], graded(model, True, *given)[:3]):
+        assert torch.equal(one, other)
+
+
 @pytest.mark.parametrize("network", [pooled_pairs, odd_shapes, framed_shapes, standardised])
 def test_nothing_depends_on_memory_that_nobody_wrote(network, monkeypatch):
     """Kernels leave padding unwritten; torch can fill every new buffer with NaN, to show who reads such memory."""

@@ -96,14 +96,15 @@ def convolve(  # type: ignore[no-untyped-def]
     HIGH: tl.constexpr, WIDE: tl.constexpr, CHANNELS: tl.constexpr,
     OUT_HIGH: tl.constexpr, OUT_WIDE: tl.constexpr, OUTPUTS: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr,
-    BIAS: tl.constexpr, POOL: tl.constexpr, FIRST: tl.constexpr, SPLIT: tl.constexpr,
+    BIAS: tl.constexpr, POOL: tl.constexpr, FIRST: tl.constexpr, LONG: tl.constexpr, SPLIT: tl.constexpr,
     BLOCK: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """out[record, p, o] = Σ_{tap, c} x[record, p at tap, c]·weight[row, o, tap, c] (+ bias): an implicit product.
 
     x comes in its frame of zeros, so that a kernel never leaves it, and weights as ``arrange`` left them.
     ``POOL`` > 1: instead of the output, the largest of every POOL × POOL window, rectified, and which it was; with
-    ``FIRST`` the largest are written with channels first, as what flattens them wants.
+    ``FIRST`` the largest are written with channels first, as what flattens them wants. ``LONG``: a row's frames have
+    more numbers than 32 bits count.
     """
     row = tl.program_id(0)
     positions: tl.constexpr = (OUT_HIGH // POOL) * (OUT_WIDE // POOL) * POOL * POOL
@@ -113,6 +114,8 @@ def convolve(  # type: ignore[no-untyped-def]
     if first < limit:
         place = first + tl.arange(0, BLOCK)
         spot = tl.minimum(place, limit - 1)  # those behind the last read what it reads, and are not written
+        if LONG:
+            spot = spot.to(tl.int64)
         window, inner = spot % positions // (POOL * POOL), spot % (POOL * POOL)
         high = window // (OUT_WIDE // POOL) * POOL + inner // POOL
         wide = window % (OUT_WIDE // POOL) * POOL + inner % POOL
@@ -170,7 +173,8 @@ def convolve_few(  # type: ignore[no-untyped-def]
     HIGH: tl.constexpr, WIDE: tl.constexpr, CHANNELS: tl.constexpr,
     OUT_HIGH: tl.constexpr, OUT_WIDE: tl.constexpr, OUTPUTS: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr,
-    BIAS: tl.constexpr, POOL: tl.constexpr, FIRST: tl.constexpr, BLOCK: tl.constexpr, BLOCK_O: tl.constexpr,
+    BIAS: tl.constexpr, POOL: tl.constexpr, FIRST: tl.constexpr, LONG: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCK_O: tl.constexpr,
 ):  # fmt: skip
     """``convolve`` where a kernel has too few numbers to fill a tensor core: plain products of ``weight[row, k, o]``.
 
@@ -185,6 +189,8 @@ def convolve_few(  # type: ignore[no-untyped-def]
     if first < limit:
         place = first + tl.arange(0, BLOCK)
         spot = tl.minimum(place, limit - 1)
+        if LONG:
+            spot = spot.to(tl.int64)
         high, wide = spot % windows // across * POOL, spot % windows % across * POOL
         corner = (spot // windows * (HIGH * WIDE) + high * (SH * WIDE) + wide * SW) * CHANNELS
         base = x + row.to(tl.int64) * width * (HIGH * WIDE * CHANNELS)

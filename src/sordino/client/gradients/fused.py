@@ -165,6 +165,9 @@ def _arranged(weight: Tensor, back: bool, split: bool) -> tuple[Tensor, Tensor]:
     return first, rest
 
 
+MOST_COUNTED = (1 << 31) - 1
+"""Of more numbers a place is counted with 64 bits, which takes longer."""
+
 FEW = 32
 """So many numbers of a kernel are multiplied one by one; more of them as matrices."""
 
@@ -182,7 +185,7 @@ def _convolve(
     shape = {
         "HIGH": x.shape[1], "WIDE": x.shape[2], "CHANNELS": channels,
         "OUT_HIGH": size[0], "OUT_WIDE": size[1], "OUTPUTS": outputs, **_folded(geometry),
-        "BIAS": bias is not None, "POOL": pool, "FIRST": first,
+        "BIAS": bias is not None, "POOL": pool, "FIRST": first, "LONG": width * x[0].numel() > MOST_COUNTED,
     }  # fmt: skip
     shift, bias_row = (x, 0) if bias is None else (bias, bias.stride(0))
     if depth <= FEW and channels < 16 and pool <= 2 and not back:
@@ -194,7 +197,9 @@ def _convolve(
     else:
         kernels, rest = _arranged(weight, back, not mixed)
         block_o = _power(outputs, 16, 64)
-        few_registers = {"maxnreg": 128} if x.is_cuda and block_o == 32 else {}  # more programs at a time
+        few_registers = (
+            {"maxnreg": 128} if torch.version.cuda and x.is_cuda and block_o == 32 else {}
+        )  # more programs at a time
         _convolving().convolve[(rows, -(-width * size[0] * size[1] // 128), -(-outputs // block_o))](
             x, kernels, rest, shift, out, taken, lengths, width, bias_row, **shape, SPLIT=not mixed,
             BLOCK=128, BLOCK_O=block_o, BLOCK_C=_power(min(channels, depth), 16, 32), num_warps=4, num_stages=3,
