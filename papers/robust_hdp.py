@@ -165,8 +165,8 @@ def _utility(data: str, number: int, shown: str) -> Experiment:
     return Experiment(
         name=f"robust-hdp/table{number}",
         title=f"accuracy of five aggregation rules on {shown}, nine budget distributions; ours with tight noise beside",
-        cost="324 runs of 20 clients × 200 rounds and 630 or more to choose values, 360 of them short; an hour and a "
-        "half on one H200",
+        cost="324 runs of 20 clients × 200 rounds and 630 or more to choose values, 360 of them short; an hour on one "
+        "H200",
         measures=(ACCURACY,),
         published={
             (block, row, dist): (value,)
@@ -206,7 +206,7 @@ EXPERIMENTS = (
     Experiment(
         name="robust-hdp/figure7",
         title="PFA with one to four projection directions, Dist9",
-        cost="24 runs of 20 clients × 200 rounds; about 8 minutes on one H200",
+        cost="24 runs of 20 clients × 200 rounds; two minutes on one H200",
         measures=(ACCURACY,),
         published={},
         differs=(

@@ -50,11 +50,6 @@ CIFAR = (
     "the documented default 2·D·√T·L; the learning rate is searched for every rule, noise and distribution of budgets "
     "at s = 30 and b = 128, from eight values (0.03 to 4)."
 )
-FORMERLY = (
-    "The paper gives neither T nor K, C, η of Problem 1 nor learning rates. Here K = 1, C = 1, η follows the "
-    "documented default 2·D·√T·L; the learning rate (0.1 to 1) and T (60 or 120) are searched for every rule and "
-    "noise at s = 30 and b = 128, on a seed of its own, by the test images that the table reports."
-)
 CIFAR_FORMERLY = (
     "The paper gives neither T nor K, C, η of Problem 1 nor learning rates. Here T = 200, K = 1, C = 1, η follows the "
     "documented default; the learning rate (0.25 to 2) is searched for every rule, noise and budget distribution at "
@@ -250,7 +245,6 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         measures=(CENTRAL,),
         published={},
         differs=(PLOTTED_5, NOT_GIVEN, HONEST),
-        formerly=(PLOTTED_5, FORMERLY, HONEST),
         seeds=5,
         screened=1,
         claim=("Privacy-aware", "Unbiased"),
