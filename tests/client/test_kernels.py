@@ -128,6 +128,17 @@ def test_an_infinite_input_that_no_output_shows_is_seen_all_the_same(monkeypatch
     assert torch.isfinite(sums).all()
 
 
+def test_mixed_precision_gives_the_same_where_tf32_is_exact(interpreted):
+    """The interpreter multiplies in float32, so that only the kernels' other branch is compared."""
+    torch.manual_seed(0)
+    model = pooled_pairs()
+    params = torch.cat([p.detach().flatten() for p in model.parameters()]) + 0.05 * torch.randn(ROWS, 1)
+    given = params, torch.randn(ROWS, WIDTH, 1, 13, 13), torch.zeros(ROWS, WIDTH, dtype=torch.long)
+    full, mixed = (Fast(model, LOSS, stack=True, mixed=one)(*given, None) for one in (False, True))
+    assert torch.allclose(mixed.losses, full.losses, rtol=1e-5)
+    assert torch.allclose(mixed.norms, full.norms, rtol=1e-5)
+
+
 def test_rows_too_long_for_32_bits_give_the_same(monkeypatch):
     torch.manual_seed(0)
     model = pooled_pairs()
